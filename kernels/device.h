@@ -1,0 +1,110 @@
+// Memory of one device and copies to and from it.
+//
+// Buffers come from a pool that keeps freed blocks, so that steady steps allocate nothing. Called
+// from the device thread only, except facts().
+#ifndef KERNELS_DEVICE_H_
+#define KERNELS_DEVICE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace expertd {
+
+// What GetServerInfo reports about a device.
+struct DeviceFacts {
+  std::string kind;                // "cpu" or "cuda"
+  std::string name;                // model name
+  std::string uuid;                // unique on a host; "" when the kind has none
+  std::string pci_bus_id;          // "" when the kind has none
+  std::string compute_capability;  // "9.0"; "" on the CPU
+  int64_t memory_bytes = 0;
+  int64_t ordinal = 0;
+};
+
+class Device;
+
+// A block of device memory; returns to its device's pool when destroyed. Move-only.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
+  ~DeviceBuffer() { Reset(); }
+
+  void* data() const { return data_; }
+  int64_t size() const { return size_; }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  void Reset();
+
+ private:
+  friend class Device;
+  DeviceBuffer(Device* device, void* data, int64_t size, int64_t block)
+      : device_(device), data_(data), size_(size), block_(block) {}
+
+  Device* device_ = nullptr;
+  void* data_ = nullptr;
+  int64_t size_ = 0;   // bytes asked for
+  int64_t block_ = 0;  // bytes of the block behind it
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual const DeviceFacts& facts() const = 0;
+
+  // 256-byte aligned, uninitialised memory; size 0 gives an empty buffer.
+  // Errors: MEMORY_BUDGET when the device has none left.
+  absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes);
+
+  // Complete when they return. `bytes` may be 0.
+  virtual absl::Status CopyToDevice(void* device, const void* host, int64_t bytes) = 0;
+  virtual absl::Status CopyToHost(void* host, const void* device, int64_t bytes) = 0;
+  virtual absl::Status CopyOnDevice(void* to, const void* from, int64_t bytes) = 0;
+  virtual absl::Status Zero(void* device, int64_t bytes) = 0;
+
+  // Blocks handed out by the underlying allocator so far: a steady step leaves it unchanged.
+  virtual int64_t block_allocations() const = 0;
+
+ protected:
+  friend class DeviceBuffer;
+  // Rounds up to a pooled size and takes a free block or a new one. Returns {block, block size}.
+  virtual absl::StatusOr<std::pair<void*, int64_t>> TakeBlock(int64_t bytes) = 0;
+  virtual void ReturnBlock(void* block, int64_t block_bytes) = 0;
+};
+
+inline absl::StatusOr<DeviceBuffer> Device::Allocate(int64_t bytes) {
+  if (bytes == 0) return DeviceBuffer();
+  absl::StatusOr<std::pair<void*, int64_t>> block = TakeBlock(bytes);
+  if (!block.ok()) return std::move(block).status();
+  return DeviceBuffer(this, block->first, bytes, block->second);
+}
+
+inline DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
+  if (this == &other) return *this;
+  Reset();
+  device_ = std::exchange(other.device_, nullptr);
+  data_ = std::exchange(other.data_, nullptr);
+  size_ = std::exchange(other.size_, 0);
+  block_ = std::exchange(other.block_, 0);
+  return *this;
+}
+
+inline void DeviceBuffer::Reset() {
+  if (device_ != nullptr) device_->ReturnBlock(data_, block_);
+  device_ = nullptr;
+  data_ = nullptr;
+  size_ = 0;
+  block_ = 0;
+}
+
+}  // namespace expertd
+
+#endif  // KERNELS_DEVICE_H_
