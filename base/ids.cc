@@ -1,6 +1,8 @@
-// Random identifiers from getrandom(2), and FNV-1a fingerprints.
+// Random identifiers from getrandom(2), FNV-1a fingerprints, and keyed digests by OpenSSL.
 #include "base/ids.h"
 
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
 #include <sys/random.h>
 
 #include <cerrno>
@@ -39,6 +41,16 @@ uint64_t Fingerprint(std::string_view bytes) {
   uint64_t hash = 14695981039346656037ull;
   for (unsigned char byte : bytes) hash = (hash ^ byte) * 1099511628211ull;
   return hash;
+}
+
+uint64_t KeyedDigest(std::string_view key, std::string_view message) {
+  unsigned char digest[EVP_MAX_MD_SIZE] = {};
+  unsigned int size = 0;
+  HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
+       reinterpret_cast<const unsigned char*>(message.data()), message.size(), digest, &size);
+  uint64_t value = 0;
+  for (int i = 0; i < 8; ++i) value = (value << 8) | digest[i];
+  return value;
 }
 
 std::string Hex(uint64_t value) { return absl::StrFormat("%016x", value); }

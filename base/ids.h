@@ -18,6 +18,9 @@ std::string RandomBytes(size_t size);
 // 64-bit FNV-1a of `bytes`: stable across processes and versions; not for secrets by itself.
 uint64_t Fingerprint(std::string_view bytes);
 
+// First 64 bits of HMAC-SHA256: proves that a message comes from one who knows `key`.
+uint64_t KeyedDigest(std::string_view key, std::string_view message);
+
 // Sixteen hex digits of a 64-bit value, for logs.
 std::string Hex(uint64_t value);
 

@@ -23,7 +23,7 @@ namespace expertd {
 struct Support {
   std::string name;
   bool supported = false;
-  std::string reason;  // empty when supported
+  std::string reason;  // why not; when supported, a remark or empty
 };
 
 // `spec` is "cpu" or "cuda:N". Errors: BACKEND_UNSUPPORTED naming what is missing.

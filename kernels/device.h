@@ -60,7 +60,7 @@ class Device {
   virtual ~Device() = default;
   virtual const DeviceFacts& facts() const = 0;
 
-  // 256-byte aligned, uninitialised memory; size 0 gives an empty buffer.
+  // 256-byte aligned, uninitialised memory; also for size 0 the pointer is not null.
   // Errors: MEMORY_BUDGET when the device has none left.
   absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes);
 
@@ -81,8 +81,8 @@ class Device {
 };
 
 inline absl::StatusOr<DeviceBuffer> Device::Allocate(int64_t bytes) {
-  if (bytes == 0) return DeviceBuffer();
-  absl::StatusOr<std::pair<void*, int64_t>> block = TakeBlock(bytes);
+  // Null means "absent" in the seams, so that a rank without rows must not get it.
+  absl::StatusOr<std::pair<void*, int64_t>> block = TakeBlock(bytes > 0 ? bytes : 1);
   if (!block.ok()) return std::move(block).status();
   return DeviceBuffer(this, block->first, bytes, block->second);
 }

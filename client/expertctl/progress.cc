@@ -1,0 +1,60 @@
+// Drawing of the progress line.
+#include "client/expertctl/progress.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "base/strings.h"
+
+namespace expertd::expertctl {
+namespace {
+
+constexpr absl::Duration kRedraw = absl::Milliseconds(100);
+constexpr absl::Duration kLineEvery = absl::Seconds(5);
+constexpr int kBarWidth = 20;
+
+}  // namespace
+
+std::string LoadBar(const std::vector<int64_t>& routes) {
+  constexpr const char* kBlocks[] = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+  int64_t most = 1;
+  for (int64_t count : routes) most = std::max(most, count);
+  std::string bar;
+  for (int64_t count : routes) bar += kBlocks[(count * 8 + most - 1) / most];
+  return bar;
+}
+
+std::string ProgressLine(const train::Progress& progress) {
+  const int filled = static_cast<int>(std::clamp(progress.fraction, 0.0, 1.0) * kBarWidth);
+  std::string line = absl::StrFormat(
+      "[%s%s] %3.0f%%  step %d  loss %.3f  validation %.3f  %.0f tokens/s",
+      std::string(filled, '#'), std::string(kBarWidth - filled, ' '), 100 * progress.fraction,
+      progress.step, progress.loss, progress.validation_loss, progress.tokens_per_second);
+  if (!progress.tokens_per_expert.empty()) line += "  experts";
+  for (const std::vector<int64_t>& routes : progress.tokens_per_expert) {
+    StrAppend(&line, " |", LoadBar(routes), "|");
+  }
+  return line;
+}
+
+ProgressPrinter::ProgressPrinter(std::FILE* out) : out_(out), terminal_(isatty(fileno(out)) == 1) {}
+
+void ProgressPrinter::Update(const train::Progress& progress) {
+  const absl::Time now = absl::Now();
+  if (now < next_) return;
+  next_ = now + (terminal_ ? kRedraw : kLineEvery);
+  const std::string line = ProgressLine(progress);
+  absl::FPrintF(out_, terminal_ ? "\r\x1b[K%s" : "%s\n", line);
+  std::fflush(out_);
+  open_ = terminal_;
+}
+
+void ProgressPrinter::Finish() {
+  if (open_) std::fputc('\n', out_);
+  open_ = false;
+}
+
+}  // namespace expertd::expertctl

@@ -1,0 +1,250 @@
+// Exchanges over gloo's unbound buffers; forming is in gloo_forming.cc.
+#include "kernels/cpu/gloo_transport.h"
+
+#include <gloo/transport/context.h>
+#include <gloo/transport/device.h>
+#include <gloo/transport/pair.h>
+#include <gloo/transport/unbound_buffer.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "absl/strings/str_join.h"
+#include "base/error.h"
+#include "base/status_macros.h"
+#include "base/strings.h"
+
+namespace expertd {
+namespace {
+
+constexpr EpCapabilities kCapabilities = {
+    .name = "gloo", .survives_cancel = false, .multi_process = true, .max_world = 1024};
+
+// Passed to gloo where it wants a bound; the watch thread stops every wait long before.
+constexpr std::chrono::milliseconds kNoGlooTimeout = std::chrono::hours(24);
+// How long the watch thread sleeps when nothing runs.
+constexpr Duration kIdleWatch = std::chrono::hours(1);
+// Exchanges of one sequence have slots of their own up to this many.
+constexpr int kPositionBits = 20;
+
+// Sends use const memory; gloo's buffer takes both directions and wants it writable.
+void* Writable(const std::byte* data) { return const_cast<std::byte*>(data); }
+
+}  // namespace
+
+struct GlooTransport::Transfer {
+  int64_t rank = 0;
+  bool outgoing = false;
+  std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
+};
+
+GlooTransport::GlooTransport(int64_t rank, int64_t world) : rank_(rank), world_(world) {}
+
+const EpCapabilities& GlooTransport::capabilities() const { return kCapabilities; }
+
+GlooTransport::~GlooTransport() {
+  if (watch_.joinable()) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stopping_ = true;
+      watch_changed_.notify_all();
+    }
+    watch_.join();
+  }
+  ClosePairs();
+}
+
+absl::Status GlooTransport::Exchange(const OpContext& context, std::span<const ConstBytes> send,
+                                     std::span<const MutableBytes> recv) {
+  const uint64_t position = counter_.Next(context.sequence);
+  const uint64_t slot = (context.sequence << kPositionBits) + position;
+  RETURN_IF_ERROR(Begin(context));
+  absl::Status status = Post(slot, send, recv);
+  if (status.ok()) status = WaitAll();
+  return Finish(std::move(status));
+}
+
+absl::Status GlooTransport::Begin(const OpContext& context) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!broken_.empty()) {
+    return Error(Reason::kGroupBroken).Text("gloo: the communicator is broken: ", broken_);
+  }
+  sequence_ = context.sequence;
+  deadline_ = context.deadline;
+  timed_out_ = false;
+  if (*deadline_ < watch_until_) watch_changed_.notify_all();
+  return absl::OkStatus();
+}
+
+absl::Status GlooTransport::Post(uint64_t slot, std::span<const ConstBytes> send,
+                                 std::span<const MutableBytes> recv) {
+  // All receives before all sends: whatever the peers do, no send of theirs waits for ours. Each
+  // rank starts with its right-hand neighbour, so that not all talk to rank 0 first.
+  const auto post_all = [&](bool outgoing) -> absl::Status {
+    for (int64_t step = 1; step < world_; ++step) {
+      const int64_t peer = (rank_ + step) % world_;
+      const auto index = static_cast<size_t>(peer);
+      const size_t size = outgoing ? send[index].size() : recv[index].size();
+      if (size == 0) continue;
+      void* data = outgoing ? Writable(send[index].data()) : recv[index].data();
+      Transfer transfer = {.rank = peer, .outgoing = outgoing};
+      try {
+        transfer.buffer = context_->createUnboundBuffer(data, size);
+      } catch (const std::exception& error) {
+        return Error(Reason::kInternal).Text("gloo: buffer of ", size, " bytes: ", error.what());
+      }
+      RETURN_IF_ERROR(PostOne(std::move(transfer), slot));
+    }
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(post_all(false));
+  return post_all(true);
+}
+
+absl::Status GlooTransport::PostOne(Transfer transfer, uint64_t slot) {
+  gloo::transport::UnboundBuffer* buffer = transfer.buffer.get();
+  const int peer = static_cast<int>(transfer.rank);
+  const bool outgoing = transfer.outgoing;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    RETURN_IF_ERROR(StopReason());
+    transfers_.push_back(std::move(transfer));
+  }
+  try {
+    if (outgoing) {
+      buffer->send(peer, slot);
+    } else {
+      buffer->recv(peer, slot);
+    }
+  } catch (const std::exception& error) {
+    return Error(Reason::kPeerLost)
+        .Text("gloo: lost rank ", peer, ": ", error.what())
+        .With("ranks", peer);
+  }
+  return absl::OkStatus();
+}
+
+// Only the exchanging thread changes transfers_, so it may read it without the lock.
+absl::Status GlooTransport::WaitAll() {
+  for (const Transfer& transfer : transfers_) RETURN_IF_ERROR(WaitOne(transfer));
+  return absl::OkStatus();
+}
+
+absl::Status GlooTransport::WaitOne(const Transfer& transfer) {
+  try {
+    const bool done = transfer.outgoing ? transfer.buffer->waitSend(kNoGlooTimeout)
+                                        : transfer.buffer->waitRecv(kNoGlooTimeout);
+    if (done) return absl::OkStatus();
+  } catch (const std::exception& error) {
+    return Error(Reason::kPeerLost)
+        .Text("gloo: lost rank ", transfer.rank, ": ", error.what())
+        .With("ranks", transfer.rank);
+  }
+  return Error(Reason::kStepTimeout)
+      .Text("gloo: nothing from rank ", transfer.rank)
+      .With("ranks", transfer.rank);
+}
+
+absl::Status GlooTransport::Finish(absl::Status status) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  deadline_.reset();
+  if (status.ok()) {
+    transfers_.clear();
+    return absl::OkStatus();
+  }
+  // Ask every transfer how it stands, for a message that names all ranks concerned: a peer that
+  // reacted to a death by closing its own pairs looks the same as the one that died.
+  AbortWaits();
+  std::vector<int64_t> lost;
+  std::vector<int64_t> missing;
+  for (const Transfer& transfer : transfers_) {
+    const absl::Status one = WaitOne(transfer);
+    if (one.ok()) continue;
+    std::vector<int64_t>& ranks = HasReason(one, Reason::kPeerLost) ? lost : missing;
+    if (std::find(ranks.begin(), ranks.end(), transfer.rank) == ranks.end()) {
+      ranks.push_back(transfer.rank);
+    }
+  }
+  std::sort(lost.begin(), lost.end());
+  std::sort(missing.begin(), missing.end());
+  if (absl::Status stopped = StopReason(); !stopped.ok()) {
+    status = std::move(stopped);
+  } else if (timed_out_) {
+    const std::string ranks = absl::StrJoin(missing, ",");
+    status = Error(Reason::kStepTimeout)
+                 .Text("sequence ", sequence_, ": nothing from rank ", ranks, " by the deadline")
+                 .With("ranks", ranks);
+  } else if (lost.size() > 1) {
+    const std::string ranks = absl::StrJoin(lost, ",");
+    status = Error(Reason::kPeerLost)
+                 .Text("sequence ", sequence_, ": lost rank ", ranks)
+                 .With("ranks", ranks);
+  }
+  if (broken_.empty()) broken_ = std::string(StdView(status.message()));
+  // First the pairs, so that nothing touches the caller's memory, then the buffers.
+  ClosePairs();
+  transfers_.clear();
+  return status;
+}
+
+absl::Status GlooTransport::StopReason() const {
+  if (aborted_) return Error(Reason::kGroupBroken).Text("gloo: communicator given up");
+  if (sequence_ < cancelled_before_) {
+    return Error(Reason::kCancelled).Text("sequence ", sequence_, " was cancelled");
+  }
+  return absl::OkStatus();
+}
+
+void GlooTransport::AbortWaits() {
+  for (const Transfer& transfer : transfers_) {
+    if (transfer.outgoing) {
+      transfer.buffer->abortWaitSend();
+    } else {
+      transfer.buffer->abortWaitRecv();
+    }
+  }
+}
+
+void GlooTransport::Cancel(uint64_t sequence) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  cancelled_before_ = std::max(cancelled_before_, sequence + 1);
+  if (deadline_.has_value() && sequence_ < cancelled_before_) AbortWaits();
+}
+
+void GlooTransport::Abort() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  aborted_ = true;
+  if (broken_.empty()) broken_ = "given up";
+  AbortWaits();
+  ClosePairs();
+}
+
+void GlooTransport::ClosePairs() {
+  if (context_ == nullptr) return;
+  for (int64_t peer = 0; peer < world_; ++peer) {
+    if (peer == rank_) continue;
+    try {
+      auto& pair = context_->getPair(static_cast<int>(peer));
+      if (pair != nullptr) pair->close();
+    } catch (const std::exception&) {
+      // Closing is all that is left to do with it; what it complains about no longer matters.
+    }
+  }
+}
+
+void GlooTransport::Watch() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stopping_) {
+    const SteadyTime now = Clock::Real().Now();
+    if (deadline_.has_value() && now >= *deadline_) {
+      timed_out_ = true;
+      deadline_.reset();
+      AbortWaits();
+    }
+    watch_until_ = deadline_.value_or(now + kIdleWatch);
+    watch_changed_.wait_until(lock, watch_until_);
+  }
+}
+
+}  // namespace expertd

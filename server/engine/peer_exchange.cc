@@ -1,0 +1,79 @@
+// Sends this rank's record to every peer and waits for theirs.
+#include "server/engine/peer_exchange.h"
+
+#include <chrono>
+#include <utility>
+
+#include "base/error.h"
+#include "base/strings.h"
+
+namespace expertd::engine {
+namespace {
+
+// Closing is best effort: a peer that does not answer finds out by its own deadline.
+constexpr std::chrono::seconds kCloseTimeout{2};
+
+}  // namespace
+
+PeerExchange::PeerExchange(std::string group_id, uint64_t epoch, int64_t rank, int64_t world,
+                           std::string bootstrap_id, std::shared_ptr<PeerBoard> board,
+                           std::unique_ptr<PeerTransport> transport)
+    : group_id_(std::move(group_id)),
+      epoch_(epoch),
+      rank_(rank),
+      world_(world),
+      bootstrap_id_(std::move(bootstrap_id)),
+      board_(std::move(board)),
+      transport_(std::move(transport)) {}
+
+PeerRecord PeerExchange::MakeRecord(std::string_view stage, uint64_t sequence,
+                                    std::string bytes) const {
+  PeerRecord record;
+  record.group_id = group_id_;
+  record.epoch = epoch_;
+  record.from_rank = rank_;
+  record.stage = std::string(stage);
+  record.sequence = sequence;
+  record.bytes = std::move(bytes);
+  record.proof = ProofOf(record, bootstrap_id_);
+  return record;
+}
+
+absl::StatusOr<std::vector<std::string>> PeerExchange::Gather(std::string_view stage,
+                                                              uint64_t sequence, std::string bytes,
+                                                              SteadyTime deadline, bool patient) {
+  const PeerRecord record = MakeRecord(stage, sequence, std::move(bytes));
+  for (int64_t peer : Others()) {
+    std::shared_ptr<PeerBoard> board = board_;
+    transport_->Deliver(peer, record, deadline, patient, [board, peer](absl::Status status) {
+      // A timeout says nothing about the peer: the wait itself ends by the same deadline.
+      if (status.ok() || HasReason(status, Reason::kStepTimeout)) return;
+      board->Fail(peer, WithContext(status, StrCat("rank ", peer)));
+    });
+  }
+  return board_->Wait(stage, sequence, record.bytes, deadline);
+}
+
+absl::StatusOr<std::vector<std::string>> PeerExchange::AllGather(std::string_view stage,
+                                                                 std::string_view blob,
+                                                                 SteadyTime deadline) {
+  return Gather(stage, 0, std::string(blob), deadline, /*patient=*/true);
+}
+
+void PeerExchange::Close(const std::vector<int64_t>& ranks, uint64_t sequence,
+                         const absl::Status& reason) {
+  const PeerRecord record = MakeRecord("close", sequence, EncodeStatus(reason));
+  for (int64_t peer : ranks) {
+    transport_->Close(peer, record, Clock::Real().Now() + kCloseTimeout);
+  }
+}
+
+std::vector<int64_t> PeerExchange::Others() const {
+  std::vector<int64_t> others;
+  for (int64_t rank = 0; rank < world_; ++rank) {
+    if (rank != rank_) others.push_back(rank);
+  }
+  return others;
+}
+
+}  // namespace expertd::engine

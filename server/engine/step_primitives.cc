@@ -1,0 +1,181 @@
+// The five expert-parallel operations as steps of their own.
+#include <utility>
+
+#include "base/error.h"
+#include "base/status_macros.h"
+#include "base/strings.h"
+#include "server/engine/step_runner.h"
+#include "server/engine/step_validation.h"
+
+namespace expertd::engine {
+namespace {
+
+std::vector<ConfigField> WeightedArgument(bool weighted) {
+  return {{"weights", weighted ? "given" : "absent"}};
+}
+
+}  // namespace
+
+absl::Status StepRunner::FindHandle(uint64_t handle, Step& step) {
+  step.handle = session_.handles.Find(handle);
+  if (step.handle == nullptr) {
+    return Error(Reason::kHandleUnknown)
+        .Text("handle ", handle, " is unknown",
+              session_.handles.OfOtherEpoch(handle)
+                  ? StrCat(": it belongs to another epoch than ", session_.epoch)
+                  : ": released, or never given")
+        .With("handle", handle);
+  }
+  RETURN_IF_ERROR(FindLayer(step.handle->layer_id, step));
+  step.record.forward_sequence = step.handle->prepare_sequence;
+  step.record.dtype = step.layer->config().token_dtype;
+  step.record.token_count = step.handle->handle->tokens();
+  return absl::OkStatus();
+}
+
+absl::Status StepRunner::CheckPrimitive(Operation& op, Step& step) {
+  if (op.kind == OpKind::kPrepare) {
+    auto& prepare = static_cast<PrepareOp&>(op);
+    RETURN_IF_ERROR(FindLayer(prepare.layer_id, step));
+    RETURN_IF_ERROR(ValidatePrepare(prepare, step.layer->info(), session_.config));
+    step.record.token_count = prepare.topk_ids.shape[0];
+    return absl::OkStatus();
+  }
+  if (op.kind == OpKind::kDispatch) {
+    auto& dispatch = static_cast<DispatchOp&>(op);
+    RETURN_IF_ERROR(FindHandle(dispatch.handle, step));
+    return ValidateDispatch(dispatch, step.layer->config(), *step.handle->handle);
+  }
+  if (op.kind == OpKind::kCombine) {
+    auto& combine = static_cast<CombineOp&>(op);
+    RETURN_IF_ERROR(FindHandle(combine.handle, step));
+    op.arguments = WeightedArgument(combine.slot_weights.present());
+    return ValidateCombine(combine, step.layer->config(), *step.handle->handle);
+  }
+  if (op.kind == OpKind::kDispatchBackward) {
+    auto& backward = static_cast<DispatchBackwardOp&>(op);
+    RETURN_IF_ERROR(FindHandle(backward.handle, step));
+    op.arguments = WeightedArgument(backward.recv_weights_gradient.present());
+    return ValidateDispatchBackward(backward, step.layer->config(), *step.handle->handle);
+  }
+  auto& backward = static_cast<CombineBackwardOp&>(op);
+  RETURN_IF_ERROR(FindHandle(backward.handle, step));
+  op.arguments = WeightedArgument(backward.slot_weights.present());
+  return ValidateCombineBackward(backward, step.layer->config(), *step.handle->handle);
+}
+
+absl::Status StepRunner::Prepare(PrepareOp& op, Step& step) {
+  const LayerConfig& config = step.layer->config();
+  DeviceBuffer hold;
+  ASSIGN_OR_RETURN(const void* ids, StageIn(op.topk_ids, hold));
+  PrepareArgs args;
+  args.routing = {ids, op.topk_ids.dtype, step.record.token_count, config.top_k};
+  args.expert_count = config.expert_count;
+  args.alignment = config.alignment;
+  StageTimer timer(op.stats.prepare_us);
+  HandleState state;
+  ASSIGN_OR_RETURN(state.handle, session_.backend->Prepare(step.context, args));
+  const RecvCounts& counts = state.handle->counts();
+  op.tokens_per_expert = counts.tokens_per_expert;
+  op.padded_per_expert = counts.padded_per_expert;
+  op.dropped_per_expert = counts.dropped_per_expert;
+  op.total_rows = counts.total;
+  op.stats.tokens_per_expert = counts.tokens_per_expert;
+  op.stats.padded_per_expert = counts.padded_per_expert;
+  state.layer_id = op.layer_id;
+  state.prepare_sequence = op.header.sequence;
+  op.handle = session_.handles.Put(std::move(state));
+  return absl::OkStatus();
+}
+
+absl::Status StepRunner::Dispatch(DispatchOp& op, Step& step) {
+  const LayerConfig& config = step.layer->config();
+  const EpHandle& handle = *step.handle->handle;
+  const int64_t rows = handle.counts().total;
+  DeviceBuffer tokens_hold;
+  DeviceBuffer weights_hold;
+  ASSIGN_OR_RETURN(const void* tokens, StageIn(op.tokens, tokens_hold));
+  ASSIGN_OR_RETURN(const void* weights, StageIn(op.topk_weights, weights_hold));
+  ASSIGN_OR_RETURN(DeviceBuffer recv_x, Allocate(rows, config.hidden, config.token_dtype));
+  ASSIGN_OR_RETURN(DeviceBuffer recv_w, Allocate(rows, 1, DType::kF32));
+  {
+    StageTimer timer(op.stats.dispatch_us);
+    RETURN_IF_ERROR(session_.backend->Dispatch(
+        step.context, handle, {tokens, config.token_dtype, handle.tokens(), config.hidden},
+        static_cast<const float*>(weights),
+        {recv_x.data(), config.token_dtype, rows, config.hidden}, recv_w.as<float>()));
+  }
+  StageTimer timer(op.stats.stage_out_us);
+  RETURN_IF_ERROR(
+      StageOut(recv_x.data(), config.token_dtype, {rows, config.hidden}, op.recv_tokens));
+  return StageOut(recv_w.data(), DType::kF32, {rows}, op.recv_weights);
+}
+
+absl::Status StepRunner::Combine(CombineOp& op, Step& step) {
+  const LayerConfig& config = step.layer->config();
+  const EpHandle& handle = *step.handle->handle;
+  DeviceBuffer z_hold;
+  DeviceBuffer weights_hold;
+  ASSIGN_OR_RETURN(const void* z, StageIn(op.expert_output, z_hold));
+  ASSIGN_OR_RETURN(const void* weights, StageIn(op.slot_weights, weights_hold));
+  ASSIGN_OR_RETURN(DeviceBuffer y, Allocate(handle.tokens(), config.hidden, config.token_dtype));
+  {
+    StageTimer timer(op.stats.combine_us);
+    RETURN_IF_ERROR(session_.backend->Combine(
+        step.context, handle, {z, config.token_dtype, handle.counts().total, config.hidden},
+        static_cast<const float*>(weights),
+        {y.data(), config.token_dtype, handle.tokens(), config.hidden}));
+  }
+  StageTimer timer(op.stats.stage_out_us);
+  return StageOut(y.data(), config.token_dtype, {handle.tokens(), config.hidden}, op.output);
+}
+
+absl::Status StepRunner::DispatchBackward(DispatchBackwardOp& op, Step& step) {
+  const LayerConfig& config = step.layer->config();
+  const EpHandle& handle = *step.handle->handle;
+  const int64_t t = handle.tokens();
+  DeviceBuffer gradient_hold;
+  DeviceBuffer weights_hold;
+  ASSIGN_OR_RETURN(const void* gradient, StageIn(op.recv_tokens_gradient, gradient_hold));
+  ASSIGN_OR_RETURN(const void* weights, StageIn(op.recv_weights_gradient, weights_hold));
+  ASSIGN_OR_RETURN(DeviceBuffer grad_x, Allocate(t, config.hidden, config.token_dtype));
+  DeviceBuffer grad_w;
+  if (weights != nullptr || op.recv_weights_gradient.present()) {
+    ASSIGN_OR_RETURN(grad_w, Allocate(t, handle.top_k(), DType::kF32));
+  }
+  {
+    StageTimer timer(op.stats.combine_us);
+    RETURN_IF_ERROR(session_.backend->DispatchBackward(
+        step.context, handle, {gradient, config.token_dtype, handle.counts().total, config.hidden},
+        static_cast<const float*>(weights), {grad_x.data(), config.token_dtype, t, config.hidden},
+        grad_w.as<float>()));
+  }
+  StageTimer timer(op.stats.stage_out_us);
+  RETURN_IF_ERROR(
+      StageOut(grad_x.data(), config.token_dtype, {t, config.hidden}, op.tokens_gradient));
+  if (!op.recv_weights_gradient.present()) return absl::OkStatus();
+  return StageOut(grad_w.data(), DType::kF32, {t, handle.top_k()}, op.topk_weights_gradient);
+}
+
+absl::Status StepRunner::CombineBackward(CombineBackwardOp& op, Step& step) {
+  const LayerConfig& config = step.layer->config();
+  const EpHandle& handle = *step.handle->handle;
+  const int64_t rows = handle.counts().total;
+  DeviceBuffer gradient_hold;
+  DeviceBuffer weights_hold;
+  ASSIGN_OR_RETURN(const void* gradient, StageIn(op.output_gradient, gradient_hold));
+  ASSIGN_OR_RETURN(const void* weights, StageIn(op.slot_weights, weights_hold));
+  ASSIGN_OR_RETURN(DeviceBuffer grad_z, Allocate(rows, config.hidden, config.token_dtype));
+  {
+    StageTimer timer(op.stats.dispatch_us);
+    RETURN_IF_ERROR(session_.backend->CombineBackward(
+        step.context, handle, {gradient, config.token_dtype, handle.tokens(), config.hidden},
+        static_cast<const float*>(weights),
+        {grad_z.data(), config.token_dtype, rows, config.hidden}));
+  }
+  StageTimer timer(op.stats.stage_out_us);
+  return StageOut(grad_z.data(), config.token_dtype, {rows, config.hidden},
+                  op.expert_output_gradient);
+}
+
+}  // namespace expertd::engine

@@ -1,0 +1,120 @@
+// Runs one collective operation on the device thread: validate, arrive, execute, record the result.
+//
+// The order of every step lives here and nowhere else: arrival -> stage in -> prepare -> dispatch ->
+// experts -> combine -> stage out. Implemented in step_runner.cc (the common course), step_layer.cc
+// (Forward, Backward), step_primitives.cc and step_parameters.cc.
+#ifndef SERVER_ENGINE_STEP_RUNNER_H_
+#define SERVER_ENGINE_STEP_RUNNER_H_
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/clock.h"
+#include "kernels/backends.h"
+#include "server/engine/arrival.h"
+#include "server/engine/group_session.h"
+#include "server/engine/layer.h"
+#include "server/engine/operations.h"
+
+namespace expertd::engine {
+
+// What the device thread owns besides the group.
+struct DeviceState {
+  std::unique_ptr<Device> device;
+  std::unique_ptr<RouterKernels> router;
+  std::unique_ptr<OptimKernels> optim;
+  std::string expert_mlp;  // implementation to use; "": the fastest
+  std::map<std::string, std::unique_ptr<Layer>> layers;
+};
+
+class StepRunner {
+ public:
+  StepRunner(DeviceState& state, GroupSession& session) : state_(state), session_(session) {}
+
+  // Fills op.status, results and stats. Returns OK when the group can go on, and otherwise why its
+  // communicator is lost.
+  absl::Status Run(Operation& op);
+
+ private:
+  // One operation's way through its phases.
+  struct Step {
+    OpContext context;
+    ArrivalRecord record;                 // this rank's
+    std::vector<ArrivalRecord> arrivals;  // all ranks', after arrival
+    Layer* layer = nullptr;
+    HandleState* handle = nullptr;
+    TicketState* ticket = nullptr;
+    std::unique_ptr<Layer> created;  // CreateLayer: made before arrival, kept after it
+  };
+
+  // Before arrival: find what the operation names and validate it against that.
+  absl::Status Check(Operation& op, Step& step);
+  absl::Status CheckForward(ForwardOp& op, Step& step);
+  absl::Status CheckBackward(BackwardOp& op, Step& step);
+  absl::Status CheckPrimitive(Operation& op, Step& step);
+  absl::Status CheckParameters(Operation& op, Step& step);
+  absl::Status CheckCreateLayer(CreateLayerOp& op, Step& step);
+  absl::Status FindLayer(const std::string& layer_id, Step& step);
+  absl::Status FindHandle(uint64_t handle, Step& step);
+
+  // OK when all ranks go on.
+  absl::Status Arrive(Operation& op, Step& step);
+
+  // After arrival.
+  absl::Status Execute(Operation& op, Step& step);
+  absl::Status Forward(ForwardOp& op, Step& step);
+  absl::Status Backward(BackwardOp& op, Step& step);
+  absl::Status Prepare(PrepareOp& op, Step& step);
+  absl::Status Dispatch(DispatchOp& op, Step& step);
+  absl::Status Combine(CombineOp& op, Step& step);
+  absl::Status DispatchBackward(DispatchBackwardOp& op, Step& step);
+  absl::Status CombineBackward(CombineBackwardOp& op, Step& step);
+  absl::Status CreateLayer(CreateLayerOp& op, Step& step);
+  absl::Status DeleteLayer(LayerOp& op, Step& step);
+  absl::Status ApplyGradients(ApplyGradientsOp& op, Step& step);
+
+  // Pieces of Forward and Backward.
+  struct Routed;
+  absl::Status Route(ForwardOp& op, Step& step, const void* tokens, Routed& routed);
+  absl::Status AuxLoss(ForwardOp& op, Step& step, Routed& routed);
+  absl::Status KeepTicket(ForwardOp& op, Step& step, Routed& routed, TicketState ticket);
+  absl::Status RouterBackward(BackwardOp& op, Step& step, const float* grad_weights,
+                              Matrix grad_tokens);
+  // Pieces of ApplyGradients.
+  struct GradientVote;
+  absl::StatusOr<GradientVote> InspectGradients(Step& step, std::vector<DeviceBuffer>& reduced);
+  absl::Status AgreeOnNorm(ApplyGradientsOp& op, Step& step, const GradientVote& vote);
+
+  // Copies between requests, results and device memory. StageIn returns the request's own memory
+  // where the device can read it.
+  absl::StatusOr<const void*> StageIn(const TensorInput& input, DeviceBuffer& hold);
+  absl::Status StageOut(const void* device_data, DType dtype, std::vector<int64_t> shape,
+                        TensorOutput& output);
+  absl::StatusOr<DeviceBuffer> Allocate(int64_t rows, int64_t cols, DType dtype);
+
+  DeviceState& state_;
+  GroupSession& session_;
+};
+
+// Adds the microseconds of its life to a duration of StepStats.
+class StageTimer {
+ public:
+  explicit StageTimer(int64_t& total_us) : total_us_(total_us), start_(Clock::Real().Now()) {}
+  ~StageTimer() {
+    total_us_ += static_cast<int64_t>(ToMicros(Clock::Real().Now() - start_));
+  }
+  StageTimer(const StageTimer&) = delete;
+  StageTimer& operator=(const StageTimer&) = delete;
+
+ private:
+  int64_t& total_us_;
+  const SteadyTime start_;
+};
+
+}  // namespace expertd::engine
+
+#endif  // SERVER_ENGINE_STEP_RUNNER_H_

@@ -1,0 +1,51 @@
+// StepService over the engine.
+#ifndef SERVER_RPC_STEP_SERVICE_H_
+#define SERVER_RPC_STEP_SERVICE_H_
+
+#include "expertd/v1/step_service.grpc.pb.h"
+#include "server/engine/engine.h"
+
+namespace expertd::rpc {
+
+// `engine` must outlive the service and every call of it.
+class StepService final : public v1::StepService::CallbackService {
+ public:
+  explicit StepService(engine::Engine& engine) : engine_(engine) {}
+
+  grpc::ServerUnaryReactor* Forward(grpc::CallbackServerContext* context,
+                                    const v1::ForwardRequest* request,
+                                    v1::ForwardResponse* response) override;
+  grpc::ServerUnaryReactor* Backward(grpc::CallbackServerContext* context,
+                                     const v1::BackwardRequest* request,
+                                     v1::BackwardResponse* response) override;
+  grpc::ServerUnaryReactor* Prepare(grpc::CallbackServerContext* context,
+                                    const v1::PrepareRequest* request,
+                                    v1::PrepareResponse* response) override;
+  grpc::ServerUnaryReactor* Dispatch(grpc::CallbackServerContext* context,
+                                     const v1::DispatchRequest* request,
+                                     v1::DispatchResponse* response) override;
+  grpc::ServerUnaryReactor* Combine(grpc::CallbackServerContext* context,
+                                    const v1::CombineRequest* request,
+                                    v1::CombineResponse* response) override;
+  grpc::ServerUnaryReactor* DispatchBackward(grpc::CallbackServerContext* context,
+                                             const v1::DispatchBackwardRequest* request,
+                                             v1::DispatchBackwardResponse* response) override;
+  grpc::ServerUnaryReactor* CombineBackward(grpc::CallbackServerContext* context,
+                                            const v1::CombineBackwardRequest* request,
+                                            v1::CombineBackwardResponse* response) override;
+  grpc::ServerUnaryReactor* ReleaseTicket(grpc::CallbackServerContext* context,
+                                          const v1::ReleaseTicketRequest* request,
+                                          v1::ReleaseTicketResponse* response) override;
+  grpc::ServerUnaryReactor* GetStepOutcome(grpc::CallbackServerContext* context,
+                                           const v1::GetStepOutcomeRequest* request,
+                                           v1::GetStepOutcomeResponse* response) override;
+  grpc::ServerBidiReactor<v1::StreamStepsRequest, v1::StreamStepsResponse>* StreamSteps(
+      grpc::CallbackServerContext* context) override;
+
+ private:
+  engine::Engine& engine_;
+};
+
+}  // namespace expertd::rpc
+
+#endif  // SERVER_RPC_STEP_SERVICE_H_
