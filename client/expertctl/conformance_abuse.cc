@@ -107,8 +107,8 @@ absl::Status RunAbuse(const Conformance& conformance, const Abuse& abuse, int64_
         .Text("rank ", r, ": got ", got.ok() ? "success" : got.ToString(), ", need ",
               ReasonName(need), " (rank ", guilty, " is guilty)");
   }
-  return AddContext(conformance.driver().Run(GoodForwards(conformance)).status(),
-                    "the step after it");
+  return client::AddContext(conformance.driver().Run(GoodForwards(conformance)).status(),
+                            "the step after it");
 }
 
 }  // namespace

@@ -180,7 +180,7 @@ absl::Status CheckReplay(const Conformance& conformance) {
   const auto again = client::CallAll(ranks, requests, Soon());
   for (size_t r = 0; r < ranks.size(); ++r) {
     RETURN_IF_ERROR(first.statuses[r]);
-    RETURN_IF_ERROR(AddContext(again.statuses[r], "the same request again"));
+    RETURN_IF_ERROR(client::AddContext(again.statuses[r], "the same request again"));
     RETURN_IF_ERROR(
         ExpectTrue(first.responses[r].output().data() == again.responses[r].output().data(),
                    "the stored reply differs from the first one"));

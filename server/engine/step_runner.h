@@ -1,8 +1,8 @@
 // Runs one collective operation on the device thread: validate, arrive, execute, record the result.
 //
 // The order of every step lives here and nowhere else: arrival -> stage in -> prepare -> dispatch ->
-// experts -> combine -> stage out. Implemented in step_runner.cc (the common course), step_layer.cc
-// (Forward, Backward), step_primitives.cc and step_parameters.cc.
+// experts -> combine -> stage out. Implemented in step_runner.cc (the common course),
+// step_forward.cc, step_backward.cc, step_primitives.cc and step_parameters.cc.
 #ifndef SERVER_ENGINE_STEP_RUNNER_H_
 #define SERVER_ENGINE_STEP_RUNNER_H_
 

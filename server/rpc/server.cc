@@ -1,7 +1,11 @@
 // Builds the gRPC server: arguments, services, plugins; checks what was bound.
 #include "server/rpc/server.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <chrono>
+#include <initializer_list>
 #include <utility>
 
 #include "base/error.h"
@@ -11,11 +15,15 @@
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server_builder.h"
-#include "server/rpc/address.h"
+#include "server/observe/listen_address.h"
 #include "server/rpc/keepalive.h"
 
 namespace expertd::rpc {
 namespace {
+
+using observe::HostPort;
+using observe::JoinHostPort;
+using observe::ParseHostPort;
 
 // gRPC's process-wide switches: set once, before the first server.
 void InitPluginsOnce() {
@@ -56,11 +64,21 @@ void SetArguments(const ServerOptions& options, grpc::ServerBuilder& builder) {
 
 std::string AdvertisedAddress(const ServerOptions& options, const HostPort& bound) {
   if (options.advertise.empty()) {
-    return JoinHostPort(IsWildcard(bound.host) ? HostName() : bound.host, bound.port);
+    return JoinHostPort(observe::IsWildcard(bound.host) ? observe::HostName() : bound.host,
+                        bound.port);
   }
   const absl::StatusOr<HostPort> given = ParseHostPort(options.advertise);
   if (given.ok()) return JoinHostPort(given->host, given->port == 0 ? bound.port : given->port);
   return JoinHostPort(options.advertise, bound.port);
+}
+
+// gRPC does not say why it could not bind; the system does when asked again.
+absl::Status ExplainBindFailure(const HostPort& address) {
+  const absl::StatusOr<int> socket = observe::Listen(address);
+  if (!socket.ok()) return socket.status();
+  close(*socket);
+  return Error(Reason::kInternal)
+      .Text("gRPC cannot listen on ", JoinHostPort(address.host, address.port));
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
-// Parses addresses; finds out by trying why one cannot be bound.
-#include "server/rpc/address.h"
+// Parses addresses, resolves and binds them.
+#include "server/observe/listen_address.h"
 
 #include <netdb.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -13,24 +14,31 @@
 #include "base/error.h"
 #include "base/strings.h"
 
-namespace expertd::rpc {
+namespace expertd::observe {
 namespace {
 
-absl::Status BindError(const HostPort& address, std::string_view why) {
-  return Error(Reason::kConfigInvalid)
-      .Text("cannot listen on ", JoinHostPort(address.host, address.port), ": ", why);
-}
+constexpr int kBacklog = 128;
 
-// 0, or the errno of binding a socket to one resolved address.
-int TryBind(const addrinfo& info) {
-  const int fd = socket(info.ai_family, info.ai_socktype, info.ai_protocol);
-  if (fd < 0) return errno;
+// A socket that listens on one resolved address, or -1 with errno set.
+int ListenOn(const addrinfo& info) {
+  const int fd = socket(info.ai_family, info.ai_socktype | SOCK_CLOEXEC, info.ai_protocol);
+  if (fd < 0) return -1;
   const int on = 1;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  int error = 0;
-  if (bind(fd, info.ai_addr, info.ai_addrlen) != 0 || listen(fd, 1) != 0) error = errno;
+  if (bind(fd, info.ai_addr, info.ai_addrlen) == 0 && listen(fd, kBacklog) == 0) return fd;
+  const int error = errno;
   close(fd);
-  return error;
+  errno = error;
+  return -1;
+}
+
+absl::Status ListenError(const HostPort& address, int error) {
+  const std::string where = JoinHostPort(address.host, address.port);
+  if (error == EADDRINUSE) {
+    return absl::AlreadyExistsError(
+        StrCat("cannot listen on ", where, ": another socket of this machine has the address"));
+  }
+  return Error(Reason::kConfigInvalid).Text("cannot listen on ", where, ": ", strerror(error));
 }
 
 }  // namespace
@@ -48,9 +56,9 @@ absl::StatusOr<HostPort> ParseHostPort(std::string_view text) {
     return bad;
   }
   const std::string_view port = text.substr(colon + 1);
-  int number = 0;
   const bool digits =
       !port.empty() && port.find_first_not_of("0123456789") == std::string_view::npos;
+  int number = 0;
   if (host.empty() || !digits || !absl::SimpleAtoi(AbslView(port), &number) || number > 65535) {
     return bad;
   }
@@ -70,25 +78,37 @@ std::string HostName() {
   return name;
 }
 
-absl::Status ExplainBindFailure(const HostPort& address) {
+absl::StatusOr<int> Listen(const HostPort& address) {
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
   addrinfo* found = nullptr;
-  const int resolved =
+  const int failed =
       getaddrinfo(address.host.c_str(), StrCat(address.port).c_str(), &hints, &found);
-  if (resolved != 0) return BindError(address, gai_strerror(resolved));
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, &freeaddrinfo);
-  for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
-    const int error = TryBind(*info);
-    if (error == EADDRINUSE) {
-      return absl::AlreadyExistsError(StrCat("cannot listen on ",
-                                             JoinHostPort(address.host, address.port),
-                                             ": the address is in use by another process"));
-    }
-    if (error != 0) return BindError(address, strerror(error));
+  if (failed != 0) {
+    return Error(Reason::kConfigInvalid)
+        .Text("cannot listen on ", JoinHostPort(address.host, address.port), ": ",
+              gai_strerror(failed));
   }
-  return BindError(address, "gRPC could not bind it");
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, &freeaddrinfo);
+  int error = EADDRNOTAVAIL;
+  for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
+    const int fd = ListenOn(*info);
+    if (fd >= 0) return fd;
+    error = errno;
+  }
+  return ListenError(address, error);
 }
 
-}  // namespace expertd::rpc
+int BoundPort(int socket) {
+  sockaddr_storage storage = {};
+  socklen_t size = sizeof(storage);
+  auto* address = reinterpret_cast<sockaddr*>(&storage);
+  if (getsockname(socket, address, &size) != 0) return 0;
+  if (storage.ss_family == AF_INET6) {
+    return ntohs(reinterpret_cast<const sockaddr_in6*>(address)->sin6_port);
+  }
+  return ntohs(reinterpret_cast<const sockaddr_in*>(address)->sin_port);
+}
+
+}  // namespace expertd::observe
