@@ -7,7 +7,9 @@
 #include <gloo/transport/unbound_buffer.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_join.h"
@@ -28,6 +30,13 @@ constexpr Duration kIdleWatch = std::chrono::hours(1);
 // Exchanges of one sequence have slots of their own up to this many.
 constexpr int kPositionBits = 20;
 
+absl::Status LostOrStopped(bool lost, int64_t rank) {
+  if (lost) {
+    return Error(Reason::kPeerLost).Text("gloo: lost rank ", rank).With("ranks", rank);
+  }
+  return Error(Reason::kStepTimeout).Text("gloo: nothing from rank ", rank).With("ranks", rank);
+}
+
 // Sends use const memory; gloo's buffer takes both directions and wants it writable.
 void* Writable(const std::byte* data) { return const_cast<std::byte*>(data); }
 
@@ -37,7 +46,20 @@ struct GlooTransport::Transfer {
   int64_t rank = 0;
   bool outgoing = false;
   std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
+  bool done = false;
 };
+
+GlooTransport::Outcome GlooTransport::Wait(const Transfer& transfer,
+                                           std::chrono::milliseconds bound) {
+  try {
+    const bool done =
+        transfer.outgoing ? transfer.buffer->waitSend(bound) : transfer.buffer->waitRecv(bound);
+    return done ? Outcome::kDone : Outcome::kStopped;
+  } catch (const std::exception&) {
+    // gloo's text names addresses and its own source lines; the rank says all that is of use.
+    return Outcome::kFailed;
+  }
+}
 
 GlooTransport::GlooTransport(int64_t rank, int64_t world) : rank_(rank), world_(world) {}
 
@@ -79,6 +101,10 @@ absl::Status GlooTransport::Begin(const OpContext& context) {
 
 absl::Status GlooTransport::Post(uint64_t slot, std::span<const ConstBytes> send,
                                  std::span<const MutableBytes> recv) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    RETURN_IF_ERROR(StopReason());
+  }
   // All receives before all sends: whatever the peers do, no send of theirs waits for ours. Each
   // rank starts with its right-hand neighbour, so that not all talk to rank 0 first.
   const auto post_all = [&](bool outgoing) -> absl::Status {
@@ -117,33 +143,23 @@ absl::Status GlooTransport::PostOne(Transfer transfer, uint64_t slot) {
     } else {
       buffer->recv(peer, slot);
     }
-  } catch (const std::exception& error) {
-    return Error(Reason::kPeerLost)
-        .Text("gloo: lost rank ", peer, ": ", error.what())
-        .With("ranks", peer);
+  } catch (const std::exception&) {
+    return LostOrStopped(true, peer);
   }
   return absl::OkStatus();
 }
 
-// Only the exchanging thread changes transfers_, so it may read it without the lock.
+// Only the exchanging thread changes transfers_, so it may use it without the lock.
 absl::Status GlooTransport::WaitAll() {
-  for (const Transfer& transfer : transfers_) RETURN_IF_ERROR(WaitOne(transfer));
-  return absl::OkStatus();
-}
-
-absl::Status GlooTransport::WaitOne(const Transfer& transfer) {
-  try {
-    const bool done = transfer.outgoing ? transfer.buffer->waitSend(kNoGlooTimeout)
-                                        : transfer.buffer->waitRecv(kNoGlooTimeout);
-    if (done) return absl::OkStatus();
-  } catch (const std::exception& error) {
-    return Error(Reason::kPeerLost)
-        .Text("gloo: lost rank ", transfer.rank, ": ", error.what())
-        .With("ranks", transfer.rank);
+  for (Transfer& transfer : transfers_) {
+    const Outcome outcome = Wait(transfer, kNoGlooTimeout);
+    if (outcome == Outcome::kDone) {
+      transfer.done = true;
+    } else {
+      return LostOrStopped(outcome == Outcome::kFailed, transfer.rank);
+    }
   }
-  return Error(Reason::kStepTimeout)
-      .Text("gloo: nothing from rank ", transfer.rank)
-      .With("ranks", transfer.rank);
+  return absl::OkStatus();
 }
 
 absl::Status GlooTransport::Finish(absl::Status status) {
@@ -153,39 +169,48 @@ absl::Status GlooTransport::Finish(absl::Status status) {
     transfers_.clear();
     return absl::OkStatus();
   }
-  // Ask every transfer how it stands, for a message that names all ranks concerned: a peer that
-  // reacted to a death by closing its own pairs looks the same as the one that died.
-  AbortWaits();
-  std::vector<int64_t> lost;
-  std::vector<int64_t> missing;
-  for (const Transfer& transfer : transfers_) {
-    const absl::Status one = WaitOne(transfer);
-    if (one.ok()) continue;
-    std::vector<int64_t>& ranks = HasReason(one, Reason::kPeerLost) ? lost : missing;
-    if (std::find(ranks.begin(), ranks.end(), transfer.rank) == ranks.end()) {
-      ranks.push_back(transfer.rank);
-    }
-  }
-  std::sort(lost.begin(), lost.end());
-  std::sort(missing.begin(), missing.end());
-  if (absl::Status stopped = StopReason(); !stopped.ok()) {
-    status = std::move(stopped);
-  } else if (timed_out_) {
-    const std::string ranks = absl::StrJoin(missing, ",");
-    status = Error(Reason::kStepTimeout)
-                 .Text("sequence ", sequence_, ": nothing from rank ", ranks, " by the deadline")
-                 .With("ranks", ranks);
-  } else if (lost.size() > 1) {
-    const std::string ranks = absl::StrJoin(lost, ",");
-    status = Error(Reason::kPeerLost)
-                 .Text("sequence ", sequence_, ": lost rank ", ranks)
-                 .With("ranks", ranks);
-  }
+  status = Explain(std::move(status));
   if (broken_.empty()) broken_ = std::string(StdView(status.message()));
   // First the pairs, so that nothing touches the caller's memory, then the buffers.
   ClosePairs();
   transfers_.clear();
   return status;
+}
+
+// Asks every transfer how it stands, so that the message names all ranks concerned: a peer that
+// reacted to a death by closing its own pairs looks the same as the one that died.
+absl::Status GlooTransport::Explain(absl::Status status) {
+  AbortWaits();
+  std::set<int64_t> lost;
+  std::vector<const Transfer*> open;
+  for (const Transfer& transfer : transfers_) {
+    if (transfer.done) continue;
+    if (Wait(transfer, kNoGlooTimeout) == Outcome::kFailed) {
+      lost.insert(transfer.rank);
+    } else {
+      open.push_back(&transfer);
+    }
+  }
+  if (absl::Status stopped = StopReason(); !stopped.ok()) return stopped;
+  if (timed_out_) {
+    std::set<int64_t> missing;
+    // An aborted wait does not say whether the transfer was complete: one without patience does. It
+    // also closes all pairs, which is about to happen anyway.
+    for (const Transfer* transfer : open) {
+      if (Wait(*transfer, std::chrono::milliseconds(0)) != Outcome::kDone) {
+        missing.insert(transfer->rank);
+      }
+    }
+    const std::string ranks = absl::StrJoin(missing, ",");
+    return Error(Reason::kStepTimeout)
+        .Text("sequence ", sequence_, ": nothing from rank ", ranks, " by the deadline")
+        .With("ranks", ranks);
+  }
+  if (lost.size() < 2) return status;
+  const std::string ranks = absl::StrJoin(lost, ",");
+  return Error(Reason::kPeerLost)
+      .Text("sequence ", sequence_, ": lost rank ", ranks)
+      .With("ranks", ranks);
 }
 
 absl::Status GlooTransport::StopReason() const {

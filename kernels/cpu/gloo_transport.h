@@ -6,6 +6,7 @@
 #ifndef KERNELS_CPU_GLOO_TRANSPORT_H_
 #define KERNELS_CPU_GLOO_TRANSPORT_H_
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -58,9 +59,13 @@ class GlooTransport final : public CpuTransport {
                     std::span<const MutableBytes> recv);
   absl::Status PostOne(Transfer transfer, uint64_t slot);
   absl::Status WaitAll();
-  absl::Status WaitOne(const Transfer& transfer);
+  // kStopped: by AbortWaits. kFailed: the connection is gone, or `bound` is over.
+  enum class Outcome { kDone, kStopped, kFailed };
+  static Outcome Wait(const Transfer& transfer, std::chrono::milliseconds bound);
   // The verdict of an exchange that ended with `status`; breaks the transport when it failed.
   absl::Status Finish(absl::Status status);
+  // A better status for an exchange that failed. mutex_ held.
+  absl::Status Explain(absl::Status status);
   // Why the waits were stopped. mutex_ held.
   absl::Status StopReason() const;
   void AbortWaits();  // mutex_ held

@@ -157,7 +157,8 @@ absl::Status Layer::Initialize(uint64_t seed, OptimKernels& optim) {
     args.parameter_key = parameter.key;
     args.first_index = parameter.first_index;
     args.count = parameter.count;
-    args.bound = static_cast<float>(1.0 / std::sqrt(static_cast<double>(parameter.fan_in)));
+    // Uniform in +-sqrt(3 / fan_in) has the variance 1 / fan_in.
+    args.bound = static_cast<float>(std::sqrt(3.0 / static_cast<double>(parameter.fan_in)));
     RETURN_IF_ERROR(optim.InitUniform(args, parameter.master.as<float>()));
   }
   RETURN_IF_ERROR(RefreshComputeCopies(optim));

@@ -79,6 +79,7 @@ grpc::ServerUnaryReactor* ControlService::JoinGroup(grpc::CallbackServerContext*
   absl::StatusOr<engine::JoinRequest> join = FromProto(*request);
   if (!join.ok()) return AnswerNow(context, join.status());
   join->deadline = DeadlineOf(*context);
+  if (join->config.backend.empty()) join->config.backend = identity_.default_backend;
   auto* call = new LateCall;
   engine_.JoinGroup(*std::move(join), [answerer = call->answerer(),
                                        response](absl::StatusOr<engine::GroupInfo> group) {

@@ -145,10 +145,12 @@ absl::Status Server::Start(const ServerOptions& options) {
 
 Server::~Server() { Shutdown(SteadyTime::min()); }
 
+void Server::StopAdvertising() { observers_->Health()->Stop(); }
+
 void Server::Shutdown(SteadyTime deadline) {
   if (server_ == nullptr || stopped_) return;
   stopped_ = true;
-  observers_->Health()->Stop();
+  if (const auto health = observers_->Health()) health->Stop();
   // Long polls would otherwise last until the deadline: there is nothing to wait for once it is
   // due.
   const auto left = std::max<Duration>(deadline - Clock::Real().Now(), Duration::zero());

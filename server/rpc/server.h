@@ -42,7 +42,9 @@ class Server {
   const std::string& bound_address() const { return bound_address_; }
   const std::string& address() const { return address_; }
 
-  // Health is NOT_SERVING from here on; waits for calls until the deadline, then cancels them, and
+  // Health is NOT_SERVING from here on; calls are still taken.
+  void StopAdvertising();
+  // Takes no more calls, waits for those that run until the deadline, then cancels them, and
   // returns when all have ended.
   void Shutdown(SteadyTime deadline);
 

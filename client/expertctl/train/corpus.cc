@@ -8,6 +8,7 @@
 #include <set>
 #include <sstream>
 #include <system_error>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -91,6 +92,14 @@ absl::StatusOr<Corpus> SplitText(absl::string_view text) {
     }
   }
   return corpus;
+}
+
+std::vector<std::string> SpreadSample(const std::vector<std::string>& runs, int64_t count) {
+  const int64_t size = static_cast<int64_t>(runs.size());
+  if (size <= count) return runs;
+  std::vector<std::string> sample;
+  for (int64_t i = 0; i < count; ++i) sample.push_back(runs[i * size / count]);
+  return sample;
 }
 
 double BigramEntropy(const std::vector<std::string>& runs) {

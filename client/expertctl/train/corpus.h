@@ -33,6 +33,9 @@ absl::StatusOr<std::string> ReadText(const std::string& path);
 // Errors: INVALID_ARGUMENT for a text too short to hold a validation block.
 absl::StatusOr<Corpus> SplitText(absl::string_view text);
 
+// At most `count` of the runs, evenly spread and in their order.
+std::vector<std::string> SpreadSample(const std::vector<std::string>& runs, int64_t count);
+
 // Conditional entropy H(next | previous) in nats per byte of the adjacent pairs inside `runs`:
 //   -sum over pairs (a, b) of n(a, b) / N * ln(n(a, b) / n(a, *)),
 // with n counted on these same runs. No bigram model, however it was fitted, has a lower cross

@@ -35,6 +35,8 @@ absl::Status Check(const TrainOptions& options) {
           "in [0, 1]");
   require(options.middle_validations >= 0, "middle_validations",
           static_cast<double>(options.middle_validations), "0 or more");
+  require(options.validation_runs > 0, "validation_runs",
+          static_cast<double>(options.validation_runs), "positive");
   if (problems.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("training:", problems));
 }
@@ -187,10 +189,11 @@ absl::StatusOr<TrainResult> Train(const TrainOptions& options, const Corpus& cor
   const absl::StatusOr<BatchSampler> sampler =
       BatchSampler::Create(corpus.train, shape, options.seed);
   if (!sampler.ok()) return sampler.status();
+  const std::vector<std::string> validation =
+      SpreadSample(corpus.validation, options.validation_runs);
   Trainer trainer(options, hooks, model);
-  absl::StatusOr<TrainResult> result =
-      trainer.Run(*sampler, ValidationBatches(corpus.validation, shape));
-  if (result.ok()) result->bigram_entropy = BigramEntropy(corpus.validation);
+  absl::StatusOr<TrainResult> result = trainer.Run(*sampler, ValidationBatches(validation, shape));
+  if (result.ok()) result->bigram_entropy = BigramEntropy(validation);
   return result;
 }
 

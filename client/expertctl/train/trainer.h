@@ -28,6 +28,7 @@ struct TrainOptions {
   double warmup = 0.1;              // Part of the budget with a rising learning rate.
   double last_rate = 0.05;          // Learning rate at the end, relative to the peak.
   int64_t middle_validations = 3;   // Evenly spread between the first and the last.
+  int64_t validation_runs = 16;     // At most so many runs are validated on, evenly spread.
   AdamOptions adam = {};
   uint64_t seed = 1;  // Of the batches.
 };
@@ -67,8 +68,10 @@ double LearningRateFactor(const TrainOptions& options, double fraction);
 // Mean loss over all batches, nats per scored byte.
 absl::StatusOr<double> Evaluate(const std::vector<Batch>& batches, Model* model);
 
-// Runs the whole training; the stop flag ends it early but in order, with its last validation.
-// Errors: INVALID_ARGUMENT, every problem at once; a layer's error ends the training as it is.
+// Runs the whole training. It validates on validation_runs of corpus.validation and takes the
+// bigram entropy of the same ones. The stop flag ends it early but in order, with its last
+// validation. Errors: INVALID_ARGUMENT, every problem at once; a layer's error ends the training as
+// it is.
 absl::StatusOr<TrainResult> Train(const TrainOptions& options, const Corpus& corpus,
                                   const TrainHooks& hooks, Model* model);
 

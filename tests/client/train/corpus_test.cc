@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -99,6 +100,14 @@ TEST(SplitTextTest, ShortestTextHasOneValidationBlock) {
   EXPECT_EQ(corpus->train.size(), 1);
   EXPECT_EQ(corpus->validation.size(), 1);
   EXPECT_TRUE(absl::IsInvalidArgument(SplitText(Numbered(period - 1)).status()));
+}
+
+TEST(SpreadSampleTest, TakesEvenlySpreadRuns) {
+  const std::vector<std::string> runs = {"a", "b", "c", "d", "e"};
+  EXPECT_EQ(SpreadSample(runs, 2), (std::vector<std::string>{"a", "c"}));
+  EXPECT_EQ(SpreadSample(runs, 5), runs);
+  EXPECT_EQ(SpreadSample(runs, 6), runs);
+  EXPECT_TRUE(SpreadSample({}, 3).empty());
 }
 
 // Pairs of "aabab": aa, ab, ba, ab. After a: one a, two b; after b: one a.
