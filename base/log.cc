@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "absl/strings/escaping.h"
@@ -28,7 +29,10 @@ Log::Log(LogLevel level, std::string_view event) : enabled_(level >= GetLogLevel
 }
 
 void Log::Append(std::string_view key, std::string_view value) {
-  const bool plain = !value.empty() && value.find_first_of(" \"=\n\r\t") == std::string_view::npos;
+  const bool plain = !value.empty() && std::none_of(value.begin(), value.end(), [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return byte <= ' ' || byte == 0x7f || c == '"' || c == '=';
+  });
   StrAppend(&line_, " ", key, "=");
   if (plain) {
     StrAppend(&line_, value);

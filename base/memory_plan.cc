@@ -44,7 +44,9 @@ class Size {
   bool overflow_ = false;
 };
 
-int64_t LocalExperts(int64_t experts, int64_t ranks) { return std::max<int64_t>(1, experts / ranks); }
+int64_t LocalExperts(int64_t experts, int64_t ranks) {
+  return std::max<int64_t>(1, experts / std::max<int64_t>(1, ranks));
+}
 
 }  // namespace
 
@@ -59,8 +61,9 @@ absl::StatusOr<int64_t> RecvRows(const GroupSizes& group) {
 absl::StatusOr<int64_t> MaxMessageBytes(const GroupSizes& group) {
   ASSIGN_OR_RETURN(const int64_t rows, RecvRows(group));
   const Size row = Size(group.max_hidden) * group.token_bytes;
-  const Size routing = std::max(group.max_top_k * (kI64 + kF32), group.max_experts * kF32);
-  const Size forward = Size(group.max_tokens_per_rank) * (row + routing);
+  ASSIGN_OR_RETURN(const int64_t topk, (Size(group.max_top_k) * (kI64 + kF32)).Get("message"));
+  ASSIGN_OR_RETURN(const int64_t logits, (Size(group.max_experts) * kF32).Get("message"));
+  const Size forward = Size(group.max_tokens_per_rank) * (row + std::max(topk, logits));
   const Size primitive = Size(rows) * (row + kF32);
   ASSIGN_OR_RETURN(const int64_t forward_bytes, forward.Get("message"));
   ASSIGN_OR_RETURN(const int64_t primitive_bytes, primitive.Get("message"));

@@ -15,6 +15,8 @@ namespace {
 
 // After one rank refused, its peers learn it from the daemons' own exchange, or never.
 constexpr absl::Duration kJoinGrace = absl::Seconds(3);
+// All daemons have just answered: one that is out of reach now has died.
+constexpr absl::Duration kJoinRetry = absl::Seconds(5);
 constexpr absl::Duration kAbortTimeout = absl::Seconds(5);
 // Another controller may be faster; the epoch is chosen anew this often.
 constexpr int kClaimAttempts = 3;
@@ -82,6 +84,7 @@ absl::StatusOr<Group> Join(const UpRequest& request, const Claimed& claimed, Cal
     joining.ranks.push_back(std::make_unique<RankClient>(Origin{placed.rank, placed.host}));
   }
   options.grace = std::min(options.grace, kJoinGrace);
+  options.retry_window = std::min(options.retry_window, kJoinRetry);
   const auto replies = CallAll(
       joining.clients(),
       MakeJoinRequests(request, claimed.ranks, claimed.bootstrap.epoch, claimed.bootstrap.id),

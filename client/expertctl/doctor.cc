@@ -44,15 +44,19 @@ void CheckReachable(const client::HostReport& host, std::vector<Finding>* findin
 
 void CheckBackend(const client::HostReport& host, const std::string& backend,
                   std::vector<Finding>* findings) {
+  std::string supported;
   std::string reasons;
   for (const v1::Support& support : host.info.backends()) {
-    const bool asked = backend.empty() || support.name() == backend;
-    if (asked && support.supported()) {
-      Add(Severity::kGood, host.host, StrCat("backend ", support.name(), " is supported"), "",
-          findings);
-      return;
+    if (!backend.empty() && support.name() != backend) continue;
+    if (support.supported()) {
+      StrAppend(&supported, " ", support.name());
+    } else {
+      StrAppend(&reasons, "; ", support.name(), ": ", support.reason());
     }
-    if (asked) StrAppend(&reasons, "; ", support.name(), ": ", support.reason());
+  }
+  if (!supported.empty()) {
+    Add(Severity::kGood, host.host, StrCat("supports", supported), "", findings);
+    return;
   }
   Add(Severity::kProblem, host.host,
       StrCat("backend ", backend.empty() ? "(any)" : backend, " is not supported", reasons),

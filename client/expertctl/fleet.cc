@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -82,8 +83,11 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Start(const std::string& program, 
     return absl::InternalError(StrCat(folder, ": ", std::strerror(errno)));
   }
   fleet->folder_ = folder;
+  // Together the daemons fill the machine once: more threads would only wait for each other.
+  const int64_t threads =
+      std::max<int64_t>(1, static_cast<int64_t>(std::thread::hardware_concurrency()) / count);
   for (int64_t slot = 0; slot < count; ++slot) {
-    RETURN_IF_ERROR(fleet->StartOne(program, slot));
+    RETURN_IF_ERROR(fleet->StartOne(program, slot, threads));
   }
   for (Child& child : fleet->children_) {
     absl::Status status = fleet->AwaitAddress(&child, deadline);
@@ -96,7 +100,7 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Start(const std::string& program, 
   return fleet;
 }
 
-absl::Status Fleet::StartOne(const std::string& program, int64_t slot) {
+absl::Status Fleet::StartOne(const std::string& program, int64_t slot, int64_t threads) {
   Child child;
   child.log = StrCat(folder_, "/slot", slot, ".log");
   const int log = open(child.log.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
@@ -104,9 +108,9 @@ absl::Status Fleet::StartOne(const std::string& program, int64_t slot) {
   if (log < 0 || pipe2(ends, O_CLOEXEC) != 0) {
     return absl::InternalError(StrCat("starting slot ", slot, ": ", std::strerror(errno)));
   }
-  std::vector<std::string> words = {program,          "--listen",    "127.0.0.1:0",
-                                    "--probe_listen", "127.0.0.1:0", "--slot",
-                                    StrCat(slot),     "--device",    "cpu"};
+  std::vector<std::string> words = {
+      program,      "--listen", "127.0.0.1:0", "--probe_listen", "127.0.0.1:0",  "--slot",
+      StrCat(slot), "--device", "cpu",         "--cpu_threads",  StrCat(threads)};
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);

@@ -49,7 +49,7 @@ class Fleet {
   };
 
   Fleet() = default;
-  absl::Status StartOne(const std::string& program, int64_t slot);
+  absl::Status StartOne(const std::string& program, int64_t slot, int64_t threads);
   absl::Status AwaitAddress(Child* child, absl::Time deadline);
   // Reaps those that have ended; true when none runs any more.
   bool Reap();

@@ -124,7 +124,10 @@ absl::StatusOr<ArrivalRecord> DecodeArrival(std::string_view bytes) {
   record.token_count = header.token_count;
   record.gradients_valid = header.gradients_valid != 0;
   record.weights_version = header.weights_version;
-  ASSIGN_OR_RETURN(record.arguments, DecodeFields(bytes.substr(0, header.arguments_bytes)));
+  absl::StatusOr<std::vector<ConfigField>> arguments =
+      DecodeFields(bytes.substr(0, header.arguments_bytes));
+  if (!arguments.ok()) return bad;
+  record.arguments = *std::move(arguments);
   record.status = DecodeStatus(bytes.substr(header.arguments_bytes));
   return record;
 }

@@ -82,7 +82,7 @@ void CheckRouter(const LayerConfig& layer, Rules& rules) {
                 StrCat("got ", router.groups, ", need a divisor of expert_count ",
                        layer.expert_count));
   rules.Range(router.kept_groups, 1, router.groups, "router.kept_groups");
-  if (router.kept_groups < 1 || layer.top_k < 1) return;
+  if (router.kept_groups < 1 || router.kept_groups > router.groups || layer.top_k < 1) return;
   rules.Require(layer.top_k % router.kept_groups == 0, "router.kept_groups",
                 StrCat("got ", router.kept_groups, ", need a divisor of top_k ", layer.top_k));
   const int64_t per_group = layer.expert_count / router.groups;
@@ -149,13 +149,15 @@ absl::Status ValidateLayerConfig(const LayerConfig& layer, const GroupConfig& gr
   CheckLayerWithinGroup(layer, group, rules);
   rules.AtLeast(layer.intermediate, 1, "intermediate");
   rules.Range(layer.alignment, 1, kMaxAlignment, "alignment");
-  rules.Require((layer.alignment & (layer.alignment - 1)) == 0, "alignment",
+  rules.Require(layer.alignment < 1 || (layer.alignment & (layer.alignment - 1)) == 0, "alignment",
                 StrCat("got ", layer.alignment, ", need a power of two"));
   rules.Require(IsTokenDType(layer.token_dtype), "token_dtype",
                 StrCat("got ", DTypeName(layer.token_dtype), ", need F32, F16 or BF16"));
   rules.Require(IsTokenDType(layer.weight_dtype), "weight_dtype",
                 StrCat("got ", DTypeName(layer.weight_dtype), ", need F32, F16 or BF16"));
-  const int64_t row_bytes = layer.hidden * static_cast<int64_t>(DTypeSize(layer.token_dtype));
+  const bool hidden_fits = layer.hidden >= 1 && layer.hidden <= group.max_hidden;
+  const int64_t row_bytes =
+      hidden_fits ? layer.hidden * static_cast<int64_t>(DTypeSize(layer.token_dtype)) : 0;
   rules.Require(!device_is_gpu || row_bytes % kGpuRowBytes == 0, "hidden",
                 StrCat("got rows of ", row_bytes, " bytes, need a multiple of ", kGpuRowBytes,
                        " on GPUs"));

@@ -135,8 +135,12 @@ absl::Status EngineImpl::CheckJoinLocked(const JoinRequest& request) {
   need(!request.group_id.empty(), "group_id", "got nothing");
   need(request.epoch != 0, "epoch", "got 0, need at least 1");
   need(!request.bootstrap_id.empty(), "bootstrap_id", "got nothing");
-  need(members == request.config.world(), "members",
-       StrCat("got ", members, ", need dp_size * ep_size = ", request.config.world()));
+  const GroupConfig& config = request.config;
+  const bool small = config.dp_size >= 1 && config.dp_size <= members && config.ep_size >= 1 &&
+                     config.ep_size <= members;  // so that their product fits 64 bits
+  need(small && members == config.world(), "members",
+       StrCat("got ", members, ", need dp_size * ep_size = ", config.dp_size, " * ",
+              config.ep_size));
   need(request.rank >= 0 && request.rank < members, "rank",
        StrCat("got ", request.rank, ", need 0..", members - 1));
   RETURN_IF_ERROR(violations.ToStatus("JoinGroup"));
@@ -169,9 +173,10 @@ void EngineImpl::JoinGroup(JoinRequest request, JoinCallback done) {
   {
     MutexLock lock(mutex_);
     request.config = WithDefaults(request.config, DefaultEpBackend(*state_.device));
-    absl::Status bad = CheckJoinLocked(request);
-    absl::StatusOr<JoinDecision> decision = bad;
-    if (bad.ok()) decision = machine_.OnJoinRequest(request.group_id, request.epoch);
+    const absl::Status bad = CheckJoinLocked(request);
+    const absl::StatusOr<JoinDecision> decision =
+        bad.ok() ? machine_.OnJoinRequest(request.group_id, request.epoch)
+                 : absl::StatusOr<JoinDecision>(bad);
     if (!decision.ok()) {
       answers.push_back([done, status = decision.status()] { done(status); });
     } else if (*decision == JoinDecision::kAlreadyJoined) {
@@ -196,6 +201,7 @@ void EngineImpl::JoinGroup(JoinRequest request, JoinCallback done) {
 
 void EngineImpl::RunJoin(const JoinRequest& request) {
   DropSession();
+  parting_exchange_.reset();
   auto session = std::make_shared<GroupSession>();
   session->group_id = request.group_id;
   session->epoch = request.epoch;
@@ -207,6 +213,10 @@ void EngineImpl::RunJoin(const JoinRequest& request) {
     MutexLock lock(mutex_);
     if (machine_.epoch() != request.epoch || machine_.state() != GroupState::kJoining) {
       return;  // fenced before it began; its callers have their answer
+    }
+    if (join_waiters_.empty()) {  // left, or stopping, before it began
+      machine_.OnJoinFailed(request.epoch);  // the watchdog tells those who watch
+      return;
     }
     board_->Begin(request.group_id, request.epoch, request.rank, session->world,
                   request.bootstrap_id);
@@ -244,8 +254,8 @@ absl::StatusOr<std::vector<JoinRecord>> EngineImpl::ExchangeJoin(const JoinReque
   for (const auto& [id, layer] : state_.layers) {
     const LayerInfo& info = layer->info();
     record.layers.push_back({id, info.fingerprint, info.weights_version, info.first_expert,
-                             info.local_experts, info.gradients_valid, info.accumulated_backwards,
-                             info.frozen});
+                             info.local_experts, info.config.expert_count, info.gradients_valid,
+                             info.accumulated_backwards, info.frozen});
   }
   const auto timeout = std::max<std::chrono::milliseconds>(
       kMinJoinTimeout,
@@ -284,12 +294,12 @@ absl::Status EngineImpl::FormGroup(const JoinRequest& request, GroupSession& ses
                                                                          request.rank),
                       bootstrap);
   // Every rank says how it went before any of them is ready.
-  ASSIGN_OR_RETURN(const std::vector<std::string> outcomes,
-                   session.exchange->AllGather("join/ready", EncodeStatus(backend.status()),
-                                               bootstrap.deadline));
+  const absl::StatusOr<std::vector<std::string>> outcomes = session.exchange->AllGather(
+      "join/ready", EncodeStatus(backend.status()), bootstrap.deadline);
   RETURN_IF_ERROR(backend.status());
-  for (size_t rank = 0; rank < outcomes.size(); ++rank) {
-    const absl::Status outcome = DecodeStatus(outcomes[rank]);
+  RETURN_IF_ERROR(outcomes.status());
+  for (size_t rank = 0; rank < outcomes->size(); ++rank) {
+    const absl::Status outcome = DecodeStatus((*outcomes)[rank]);
     if (outcome.ok()) continue;
     return Error(Reason::kPeerRejected)
         .Text("rank ", rank, " could not form the communicator: ",
@@ -337,10 +347,11 @@ void EngineImpl::FinishJoin(const JoinRequest& request, std::shared_ptr<GroupSes
     } else {
       machine_.OnJoinFailed(request.epoch);
       board_->End(status);
+      parting_exchange_ = std::move(session->exchange);
     }
     NotifyLocked(answers);
-    absl::StatusOr<GroupInfo> answer = status;
-    if (status.ok()) answer = DescribeLocked();
+    const absl::StatusOr<GroupInfo> answer =
+        status.ok() ? absl::StatusOr<GroupInfo>(DescribeLocked()) : absl::StatusOr<GroupInfo>(status);
     for (JoinCallback& waiter : waiters) {
       answers.push_back([waiter = std::move(waiter), answer] { waiter(answer); });
     }
@@ -448,11 +459,22 @@ void EngineImpl::Drain(bool resume, std::function<void(absl::Status)> done) {
     done(absl::OkStatus());
     return;
   }
-  // Behind the steps that are queued already.
-  device_thread_->Post([this, epoch, done = std::move(done)] {
-    RunLeave(epoch);
-    done(absl::OkStatus());
-  });
+  device_thread_->Post([this, epoch, done = std::move(done)] { RunDrain(epoch, done); });
+}
+
+void EngineImpl::RunDrain(uint64_t epoch, std::function<void(absl::Status)> done) {
+  bool resumed = false;
+  {
+    MutexLock lock(mutex_);
+    resumed = !machine_.draining();
+    if (running_ && !stopping_) {
+      // The next step is behind this task in the queue; those already admitted finish first.
+      device_thread_->Post([this, epoch, done = std::move(done)] { RunDrain(epoch, done); });
+      return;
+    }
+  }
+  if (!resumed) RunLeave(epoch);
+  done(absl::OkStatus());
 }
 
 }  // namespace expertd::engine

@@ -103,6 +103,8 @@ class EngineImpl final : public Engine {
   void FinishJoin(const JoinRequest& request, std::shared_ptr<GroupSession> session,
                   const absl::Status& status);
   void RunLeave(uint64_t epoch);
+  // Leaves once no admitted step can run any more.
+  void RunDrain(uint64_t epoch, std::function<void(absl::Status)> done);
   void DropSession();
   // engine_steps.cc
   void ScheduleLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -122,6 +124,9 @@ class EngineImpl final : public Engine {
   const EngineOptions options_;
   ServerFacts facts_;
   DeviceState state_;  // device thread only
+  // Of the last join that failed: its records may still be on their way to ranks that have not heard
+  // why. Device thread only.
+  std::unique_ptr<PeerExchange> parting_exchange_;
   std::shared_ptr<PeerBoard> board_;
 
   mutable Mutex mutex_;

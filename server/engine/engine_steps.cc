@@ -12,6 +12,8 @@ namespace expertd::engine {
 namespace {
 
 constexpr std::chrono::milliseconds kWatchdogPeriod{20};
+// An operation ends its waits by itself and names who is missing; the watchdog comes after that.
+constexpr std::chrono::milliseconds kWatchdogGrace{100};
 // A device thread that is busy this much longer than an operation's limit will not come back.
 constexpr std::chrono::seconds kStuckGrace{60};
 constexpr size_t kKeptOutcomes = 1024;
@@ -41,14 +43,17 @@ void EngineImpl::Submit(std::shared_ptr<Operation> op, OperationCallback done) {
   {
     MutexLock lock(mutex_);
     refusal = machine_.CheckStep(op->header.group_id, op->header.epoch);
-    if (refusal.ok() && counters_.queue_length >= options_.queue_capacity) {
+    // A retry takes no room of its own.
+    const bool fresh = sequence >= book_.next() && pending_.count(sequence) == 0;
+    if (refusal.ok() && fresh && counters_.queue_length >= options_.queue_capacity) {
       refusal = Error(Reason::kQueueFull)
                     .Text("too many operations wait: ", counters_.queue_length, ", limit ",
                           options_.queue_capacity, " (flag --queue_capacity)")
                     .With("limit", options_.queue_capacity)
                     .With("flag", "queue_capacity");
     }
-    if (refusal.ok() && counters_.bytes_in_flight + op->request_bytes > options_.bytes_in_flight) {
+    if (refusal.ok() && fresh &&
+        counters_.bytes_in_flight + op->request_bytes > options_.bytes_in_flight) {
       refusal = Error(Reason::kBytesInFlight)
                     .Text("request of ", op->request_bytes, " bytes beside ",
                           counters_.bytes_in_flight, " in flight, limit ",
@@ -97,11 +102,13 @@ void EngineImpl::ScheduleLocked() {
   if (running_ || session_ == nullptr) return;
   while (book_.SkipClosed()) {
   }
-  if (!book_.Runnable()) return;
+  auto pending = pending_.find(book_.next());
+  // Fenced operations stay in the book and are gone from here.
+  if (!book_.Runnable() || pending == pending_.end()) return;
   book_.Begin();
   running_ = true;
   cancel_reason_ = absl::OkStatus();
-  const Operation& op = *pending_[book_.next()].op;
+  const Operation& op = *pending->second.op;
   running_deadline_ =
       std::min(op.deadline, Clock::Real().Now() +
                                 std::chrono::milliseconds(group_config_.base_timeout_ms));
@@ -176,7 +183,10 @@ void EngineImpl::FinishStep(uint64_t epoch, std::shared_ptr<Operation> op,
   {
     MutexLock lock(mutex_);
     running_ = false;
-    if (!op->status.ok() && !cancel_reason_.ok()) op->status = cancel_reason_;
+    // What the backend calls a cancellation has a better name; other failures speak for themselves.
+    if (HasReason(op->status, Reason::kCancelled) && !cancel_reason_.ok()) {
+      op->status = cancel_reason_;
+    }
     op->keep_alive.reset();
     CountLocked(*op);
     auto pending = pending_.find(sequence);
@@ -303,8 +313,8 @@ absl::Status EngineImpl::OnPeerClose(const PeerRecord& record) {
     case SequenceBook::CloseEffect::kCancelled:
       if (running_ && record.sequence == book_.next()) {
         CancelRunningLocked(reason);
-      } else {
-        pending_[record.sequence].closed = reason;
+      } else if (auto pending = pending_.find(record.sequence); pending != pending_.end()) {
+        pending->second.closed = reason;
       }
   }
   return absl::OkStatus();
@@ -360,7 +370,7 @@ void EngineImpl::WatchOnce(SteadyTime now) {
                               .ToStatus(),
                     answers);
     }
-    if (running_ && now >= running_deadline_) {
+    if (running_ && now - kWatchdogGrace >= running_deadline_) {
       CancelRunningLocked(Error(Reason::kStepTimeout)
                               .Text("sequence ", book_.next(), " ran past its deadline on rank ",
                                     rank_)
@@ -368,6 +378,7 @@ void EngineImpl::WatchOnce(SteadyTime now) {
       // Once is enough: what follows is the stuck limit.
       running_deadline_ = SteadyTime::max();
     }
+    NotifyLocked(answers);  // of changes that nobody else announced, such as an epoch seen
     for (Watcher& watcher : watchers_) {
       if (now < watcher.until) continue;
       answers.push_back([done = std::move(watcher.done), info = DescribeLocked()] { done(info); });

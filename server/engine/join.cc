@@ -18,20 +18,21 @@ namespace {
 std::string LayerText(const JoinLayer& layer) {
   return StrCat(layer.fingerprint, ",", layer.weights_version, ",", layer.first_expert, ",",
                 layer.local_experts, ",", layer.gradients_valid ? 1 : 0, ",",
-                layer.accumulated_backwards, ",", layer.frozen ? 1 : 0);
+                layer.accumulated_backwards, ",", layer.frozen ? 1 : 0, ",", layer.expert_count);
 }
 
 bool ParseLayer(const std::string& text, JoinLayer& layer) {
   const std::vector<std::string> parts = absl::StrSplit(text, ',');
   int64_t valid = 0;
   int64_t frozen = 0;
-  const bool ok = parts.size() == 7 && absl::SimpleAtoi(parts[0], &layer.fingerprint) &&
+  const bool ok = parts.size() == 8 && absl::SimpleAtoi(parts[0], &layer.fingerprint) &&
                   absl::SimpleAtoi(parts[1], &layer.weights_version) &&
                   absl::SimpleAtoi(parts[2], &layer.first_expert) &&
                   absl::SimpleAtoi(parts[3], &layer.local_experts) &&
                   absl::SimpleAtoi(parts[4], &valid) &&
                   absl::SimpleAtoi(parts[5], &layer.accumulated_backwards) &&
-                  absl::SimpleAtoi(parts[6], &frozen);
+                  absl::SimpleAtoi(parts[6], &frozen) &&
+                  absl::SimpleAtoi(parts[7], &layer.expert_count);
   layer.gradients_valid = valid != 0;
   layer.frozen = frozen != 0;
   return ok;
@@ -192,10 +193,13 @@ std::map<std::string, std::string> LayersToRestore(const std::vector<JoinRecord>
   std::map<std::string, std::string> verdicts;
   const auto world = static_cast<int64_t>(records.size());
   for (const JoinLayer& mine : records[static_cast<size_t>(rank)].layers) {
-    if (mine.first_expert != rank * mine.local_experts) {
+    const int64_t local = mine.expert_count / world;
+    if (local * world != mine.expert_count || mine.local_experts != local ||
+        mine.first_expert != rank * local) {
       verdicts[mine.layer_id] =
-          StrCat("it holds experts from ", mine.first_expert, " and rank ", rank, " of ", world,
-                 " needs those from ", rank * mine.local_experts);
+          StrCat("it holds ", mine.local_experts, " of ", mine.expert_count, " experts from ",
+                 mine.first_expert, " and rank ", rank, " of ", world, " needs ", local,
+                 " from ", rank * local);
       continue;
     }
     for (size_t other = 0; other < records.size(); ++other) {

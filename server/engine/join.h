@@ -22,6 +22,7 @@ struct JoinLayer {
   uint64_t weights_version = 0;
   int64_t first_expert = 0;
   int64_t local_experts = 0;
+  int64_t expert_count = 0;  // of the whole layer
   bool gradients_valid = true;
   int64_t accumulated_backwards = 0;
   bool frozen = false;

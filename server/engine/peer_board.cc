@@ -108,8 +108,9 @@ absl::Status PeerBoard::Check(const PeerRecord& record) {
   return CheckLocked(record);
 }
 
-void PeerBoard::Fail(int64_t rank, const absl::Status& reason) {
+void PeerBoard::Fail(uint64_t epoch, int64_t rank, const absl::Status& reason) {
   MutexLock lock(mutex_);
+  if (epoch != epoch_) return;
   failed_ranks_.emplace(rank, reason);
   changed_.NotifyAll();
 }

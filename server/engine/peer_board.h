@@ -40,8 +40,9 @@ class PeerBoard {
   // Whether the proof and epoch of a record fit the current epoch.
   absl::Status Check(const PeerRecord& record);
 
-  // Nothing more will come from `rank`: waits that lack its record fail with `reason`.
-  void Fail(int64_t rank, const absl::Status& reason);
+  // Nothing more will come from `rank`: waits that lack its record fail with `reason`. Ignored when
+  // `epoch` is not current: deliveries of an epoch may end after the next one has begun.
+  void Fail(uint64_t epoch, int64_t rank, const absl::Status& reason);
   // Ends the waits of this sequence, present and future, with `reason`. Stage "" means all stages.
   void Cancel(uint64_t sequence, const absl::Status& reason);
 

@@ -46,6 +46,20 @@ absl::Status CheckRecipe(const LayerConfig& layer, const Device& device) {
       .With("recipe", layer.recipe);
 }
 
+// A layer made in another mesh has buffers of another size: no new values can make it fit.
+absl::Status CheckPlacement(const LayerInfo& info, const GroupSession& session) {
+  const int64_t local = info.config.expert_count / session.world;
+  if (local * session.world == info.config.expert_count && info.local_experts == local &&
+      info.first_expert == session.rank * local) {
+    return absl::OkStatus();
+  }
+  return Error(Reason::kLayerNeedsRestore)
+      .Text("layer ", info.layer_id, " was made for another mesh: got ", info.local_experts,
+            " experts from ", info.first_expert, ", need ", local, " from ", session.rank * local,
+            "; DeleteLayer, then CreateLayer")
+      .With("layer_id", info.layer_id);
+}
+
 }  // namespace
 
 // One rank's say about its gradients, exchanged before anything is applied.
@@ -79,7 +93,8 @@ absl::Status StepRunner::CheckParameters(Operation& op, Step& step) {
     case OpKind::kInitializeWeights: {
       auto& init = static_cast<InitializeWeightsOp&>(op);
       op.arguments = {{"seed", StrCat(init.seed)}};
-      return FindLayer(init.layer_id, step);
+      RETURN_IF_ERROR(FindLayer(init.layer_id, step));
+      return CheckPlacement(step.layer->info(), session_);
     }
     case OpKind::kConfigureOptimizer: {
       auto& configure = static_cast<ConfigureOptimizerOp&>(op);
@@ -126,13 +141,14 @@ absl::Status StepRunner::CheckCreateLayer(CreateLayerOp& op, Step& step) {
               StdView(difference.message()))
         .With("layer_id", op.layer_id);
   }
+  // First: its arithmetic is checked, so that no size below can overflow.
+  ASSIGN_OR_RETURN(auto memory_bytes, PlanLayer(SizesOf(session_.config), SizesOf(op.config, false)));
   ASSIGN_OR_RETURN(std::unique_ptr<ExpertMlp> mlp,
                    CreateExpertMlp(state_.expert_mlp, *state_.device,
                                    MlpConfigOf(op.config, session_.world)));
   ASSIGN_OR_RETURN(step.created, Layer::Create(op.layer_id, op.config, session_.rank,
                                                session_.world, *state_.device, std::move(mlp)));
-  ASSIGN_OR_RETURN(step.created->info().memory_bytes,
-                   PlanLayer(SizesOf(session_.config), SizesOf(op.config, false)));
+  step.created->info().memory_bytes = std::move(memory_bytes);
   return absl::OkStatus();
 }
 

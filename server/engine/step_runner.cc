@@ -178,7 +178,9 @@ absl::Status StepRunner::FindLayer(const std::string& layer_id, Step& step) {
 
 absl::StatusOr<const void*> StepRunner::StageIn(const TensorInput& input, DeviceBuffer& hold) {
   if (!input.present()) return nullptr;
-  if (state_.device->facts().kind == "cpu") return input.data;
+  // Null means "absent" in the seams: a rank with zero tokens has none of its own to give.
+  static constexpr int64_t kNoElements = 0;
+  if (state_.device->facts().kind == "cpu") return input.bytes > 0 ? input.data : &kNoElements;
   ASSIGN_OR_RETURN(hold, state_.device->Allocate(input.bytes));
   RETURN_IF_ERROR(state_.device->CopyToDevice(hold.data(), input.data, input.bytes));
   return hold.data();

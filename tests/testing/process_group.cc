@@ -150,10 +150,9 @@ absl::Status ProcessGroup::AwaitAddress(Child& child, absl::Time deadline) {
     const ssize_t got = read(child.out, buffer, sizeof(buffer));
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) {
-      const absl::Status end = AwaitEnd(child.slot - children_.front().slot, deadline).status();
-      return absl::UnavailableError(StrCat("the daemon of slot ", child.slot,
-                                           " ended before it listened\n", Describe(),
-                                           end.ok() ? "" : StdView(end.message())));
+      (void)AwaitEnd(static_cast<size_t>(&child - children_.data()), deadline);
+      return absl::UnavailableError(
+          StrCat("the daemon of slot ", child.slot, " ended before it listened\n", Describe()));
     }
     text.append(buffer, static_cast<size_t>(got));
     const size_t complete = text.rfind('\n');

@@ -1,0 +1,220 @@
+// The GPU memory pool, staged copies, and the facts that the driver reports.
+#include "kernels/cuda/cuda_device.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+#include "base/status_macros.h"
+#include "base/strings.h"
+#include "kernels/cuda/status.h"
+
+namespace expertd {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+// Large enough for full PCIe speed, small enough that copying in and copying over overlap.
+constexpr int64_t kStagingBytes = 4 << 20;
+
+// At least 256; quarter steps of the power of two below, as on the CPU.
+int64_t BlockSize(int64_t bytes) {
+  if (bytes <= kAlignment) return kAlignment;
+  const auto below = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(bytes - 1)));
+  const int64_t step = std::max(below / 4, kAlignment);
+  return (bytes + step - 1) / step * step;
+}
+
+std::string FormatUuid(const cudaUUID_t& uuid) {
+  std::string text = "GPU-";
+  for (int i = 0; i < 16; ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    char digits[3];
+    std::snprintf(digits, sizeof(digits), "%02x",
+                  static_cast<unsigned>(static_cast<unsigned char>(uuid.bytes[i])));
+    text += digits;
+  }
+  return text;
+}
+
+}  // namespace
+
+int64_t CudaDevice::Count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();
+  return 0;
+}
+
+absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(int64_t ordinal) {
+  int count = 0;
+  const cudaError_t found = cudaGetDeviceCount(&count);
+  if (found != cudaSuccess && found != cudaErrorNoDevice) {
+    cudaGetLastError();
+    return Error(Reason::kBackendUnsupported)
+        .Text("device cuda:", ordinal, ": no usable NVIDIA driver: ", cudaGetErrorString(found))
+        .With("device", StrCat("cuda:", ordinal));
+  }
+  if (ordinal < 0 || ordinal >= count) {
+    return Error(Reason::kBackendUnsupported)
+        .Text("device cuda:", ordinal, ": this process sees ", count, " GPUs")
+        .With("device", StrCat("cuda:", ordinal));
+  }
+  std::unique_ptr<CudaDevice> device(new CudaDevice);
+  RETURN_IF_ERROR(device->Open(ordinal));
+  return device;
+}
+
+absl::Status CudaDevice::Open(int64_t ordinal) {
+  facts_.ordinal = ordinal;
+  RETURN_IF_ERROR(MakeCurrent());
+  cudaDeviceProp properties;
+  RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, static_cast<int>(ordinal)),
+                             "reading device properties"));
+  char pci[32] = {};
+  RETURN_IF_ERROR(CudaStatus(cudaDeviceGetPCIBusId(pci, sizeof(pci), static_cast<int>(ordinal)),
+                             "reading the PCI bus id"));
+  facts_.kind = "cuda";
+  facts_.name = properties.name;
+  facts_.uuid = FormatUuid(properties.uuid);
+  facts_.pci_bus_id = pci;
+  facts_.compute_capability = StrCat(properties.major, ".", properties.minor);
+  facts_.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  sm_count_ = properties.multiProcessorCount;
+  ASSIGN_OR_RETURN(stream_, CreateStream());
+  ASSIGN_OR_RETURN(drained_, CreateEvent());
+  for (Staging& staging : staging_) {
+    ASSIGN_OR_RETURN(staging.memory, AllocatePinned(kStagingBytes));
+    ASSIGN_OR_RETURN(staging.free, CreateEvent());
+  }
+  return absl::OkStatus();
+}
+
+CudaDevice::~CudaDevice() {
+  static_cast<void>(MakeCurrent());
+  FreePool();
+}
+
+absl::Status CudaDevice::MakeCurrent() const {
+  return CudaStatus(cudaSetDevice(static_cast<int>(facts_.ordinal)), "selecting the device");
+}
+
+absl::Status CudaDevice::Guards::Check() {
+  for (WaitGuard* guard : all) RETURN_IF_ERROR(guard->Check());
+  return absl::OkStatus();
+}
+
+absl::Status CudaDevice::Drain() {
+  RETURN_IF_ERROR(Record(drained_, stream()));
+  return PollEvent(drained_, &guards_);
+}
+
+void CudaDevice::FreePool() {
+  for (auto& [size, blocks] : pool_) {
+    for (void* block : blocks) cudaFree(block);
+    blocks.clear();
+  }
+}
+
+absl::StatusOr<std::pair<void*, int64_t>> CudaDevice::TakeBlock(int64_t bytes) {
+  const auto refuse = [&]() -> absl::Status {
+    return Error(Reason::kMemoryBudget)
+        .Text("device memory of ", facts_.name, ": ", bytes, " bytes asked, none left of ",
+              facts_.memory_bytes)
+        .With("bytes", bytes)
+        .With("limit", facts_.memory_bytes);
+  };
+  if (bytes < 0 || bytes > facts_.memory_bytes) return refuse();
+  const int64_t size = BlockSize(bytes);
+  std::vector<void*>& free_blocks = pool_[size];
+  if (!free_blocks.empty()) {
+    void* block = free_blocks.back();
+    free_blocks.pop_back();
+    return std::pair<void*, int64_t>(block, size);
+  }
+  RETURN_IF_ERROR(MakeCurrent());
+  void* block = nullptr;
+  cudaError_t result = cudaMalloc(&block, static_cast<size_t>(size));
+  if (result == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    // Freeing waits for the device, and a block may still be in use there: wait with the guard.
+    RETURN_IF_ERROR(Drain());
+    FreePool();
+    result = cudaMalloc(&block, static_cast<size_t>(size));
+  }
+  if (result == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    return refuse();
+  }
+  RETURN_IF_ERROR(CudaStatus(result, "allocating device memory"));
+  ++block_allocations_;
+  return std::pair<void*, int64_t>(block, size);
+}
+
+void CudaDevice::ReturnBlock(void* block, int64_t block_bytes) {
+  pool_[block_bytes].push_back(block);
+}
+
+absl::Status CudaDevice::CopyToDevice(void* device, const void* host, int64_t bytes) {
+  RETURN_IF_ERROR(MakeCurrent());
+  for (int64_t done = 0, turn = 0; done < bytes; done += kStagingBytes, ++turn) {
+    Staging& staging = staging_[turn % 2];
+    const auto size = static_cast<size_t>(std::min(kStagingBytes, bytes - done));
+    RETURN_IF_ERROR(PollEvent(staging.free, &guards_));
+    std::memcpy(staging.memory.get(), static_cast<const std::byte*>(host) + done, size);
+    RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(static_cast<std::byte*>(device) + done,
+                                               staging.memory.get(), size, cudaMemcpyHostToDevice,
+                                               stream()),
+                               "copying to the device"));
+    RETURN_IF_ERROR(Record(staging.free, stream()));
+  }
+  return absl::OkStatus();
+}
+
+// Two pieces in flight: one is copied out of staging while the next comes over.
+absl::Status CudaDevice::CopyToHost(void* host, const void* device, int64_t bytes) {
+  RETURN_IF_ERROR(MakeCurrent());
+  const int64_t pieces = (bytes + kStagingBytes - 1) / kStagingBytes;
+  const auto size_of = [&](int64_t piece) {
+    return static_cast<size_t>(std::min(kStagingBytes, bytes - piece * kStagingBytes));
+  };
+  for (int64_t piece = 0; piece <= pieces; ++piece) {
+    if (piece < pieces) {
+      Staging& staging = staging_[piece % 2];
+      RETURN_IF_ERROR(CudaStatus(
+          cudaMemcpyAsync(staging.memory.get(),
+                          static_cast<const std::byte*>(device) + piece * kStagingBytes,
+                          size_of(piece), cudaMemcpyDeviceToHost, stream()),
+          "copying to the host"));
+      RETURN_IF_ERROR(Record(staging.free, stream()));
+    }
+    if (piece == 0) continue;
+    Staging& ready = staging_[(piece - 1) % 2];
+    RETURN_IF_ERROR(PollEvent(ready.free, &guards_));
+    std::memcpy(static_cast<std::byte*>(host) + (piece - 1) * kStagingBytes, ready.memory.get(),
+                size_of(piece - 1));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaDevice::CopyOnDevice(void* to, const void* from, int64_t bytes) {
+  if (bytes == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(MakeCurrent());
+  RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes),
+                                             cudaMemcpyDeviceToDevice, stream()),
+                             "copying on the device"));
+  return Drain();
+}
+
+absl::Status CudaDevice::Zero(void* device, int64_t bytes) {
+  if (bytes == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(MakeCurrent());
+  RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(device, 0, static_cast<size_t>(bytes), stream()),
+                             "zeroing device memory"));
+  return Drain();
+}
+
+}  // namespace expertd
