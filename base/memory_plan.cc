@@ -21,14 +21,14 @@ class Size {
 
   friend Size operator*(Size a, Size b) {
     Size result(0);
-    result.overflow_ = a.overflow_ || b.overflow_ ||
-                       __builtin_mul_overflow(a.value_, b.value_, &result.value_);
+    result.overflow_ =
+        a.overflow_ || b.overflow_ || __builtin_mul_overflow(a.value_, b.value_, &result.value_);
     return result;
   }
   friend Size operator+(Size a, Size b) {
     Size result(0);
-    result.overflow_ = a.overflow_ || b.overflow_ ||
-                       __builtin_add_overflow(a.value_, b.value_, &result.value_);
+    result.overflow_ =
+        a.overflow_ || b.overflow_ || __builtin_add_overflow(a.value_, b.value_, &result.value_);
     return result;
   }
 
@@ -80,8 +80,7 @@ absl::StatusOr<std::map<std::string, int64_t>> PlanGroup(const GroupSizes& group
   ASSIGN_OR_RETURN(plan["recv_tokens"], (Size(rows) * row).Get("recv_tokens"));
   plan["expert_output"] = plan["recv_tokens"];
   ASSIGN_OR_RETURN(plan["recv_weights"], (Size(rows) * kF32).Get("recv_weights"));
-  ASSIGN_OR_RETURN(plan["tokens_in"],
-                   (Size(group.max_tokens_per_rank) * row).Get("tokens_in"));
+  ASSIGN_OR_RETURN(plan["tokens_in"], (Size(group.max_tokens_per_rank) * row).Get("tokens_in"));
   plan["tokens_out"] = plan["tokens_in"];
   ASSIGN_OR_RETURN(plan["message"], MaxMessageBytes(group));
   return plan;
@@ -110,8 +109,15 @@ absl::StatusOr<std::map<std::string, int64_t>> PlanLayer(const GroupSizes& group
       (Size(layer.frozen ? 0 : plan["master_weights"]) * layer.optimizer_states).Get("state"));
   ASSIGN_OR_RETURN(const int64_t rows, RecvRows(group));
   const Size kept_row = (Size(layer.hidden) + Size(layer.intermediate) * 2) * layer.token_bytes;
+  // A router's backward needs the logits and the ids it chose, the server's also the tokens.
+  Size kept_token = 0;
+  if (layer.router || layer.server_router) {
+    kept_token = Size(layer.expert_count) * kF32 + Size(layer.top_k) * kI64;
+  }
+  if (layer.server_router) kept_token = kept_token + Size(layer.hidden) * layer.token_bytes;
   ASSIGN_OR_RETURN(plan["ticket_worst_case"],
-                   (Size(rows) * (kept_row + kF32)).Get("ticket_worst_case"));
+                   (Size(rows) * (kept_row + kF32) + Size(group.max_tokens_per_rank) * kept_token)
+                       .Get("ticket_worst_case"));
   const Size total = Size(plan["master_weights"]) + plan["compute_weights"] + plan["gradients"] +
                      plan["optimizer_state"];
   ASSIGN_OR_RETURN(plan["total_weights"], total.Get("total_weights"));

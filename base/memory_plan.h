@@ -1,8 +1,8 @@
 // The one formula for buffer and message sizes, shared by the daemon and by clients.
 //
-// All arithmetic is 64-bit and checked: an overflow is reported, never wrapped. T tokens per rank, K
-// top_k, R ranks, E experts, L = E / R local experts, H hidden, I intermediate, A alignment, b bytes
-// of a token element.
+// All arithmetic is 64-bit and checked: an overflow is reported, never wrapped. T tokens per rank,
+// K top_k, R ranks, E experts, L = E / R local experts, H hidden, I intermediate, A alignment, b
+// bytes of a token element.
 #ifndef BASE_MEMORY_PLAN_H_
 #define BASE_MEMORY_PLAN_H_
 
@@ -40,6 +40,7 @@ struct LayerSizes {
   bool gate_up_bias = false;
   bool down_bias = false;
   bool server_router = false;
+  bool router = false;           // tokens may be routed here: by logits, or by the server's router
   int64_t optimizer_states = 0;  // f32 buffers beside the master weights: SGD 0 or 1, AdamW 2
   bool frozen = false;
 };

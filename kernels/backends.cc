@@ -1,6 +1,7 @@
 // The factories of backends.h, and the only build conditionals of the product.
 #include "kernels/backends.h"
 
+#include <charconv>
 #include <utility>
 
 #include "base/error.h"
@@ -16,13 +17,57 @@
 #include "kernels/cpu/onednn_mlp.h"
 #include "kernels/cpu/plain_mlp.h"
 
+#if EXPERTD_WITH_CUDA
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/ep/nccl_ep.h"
+#include "kernels/mlp/cublaslt_mlp.h"
+#include "kernels/optim/optim_cuda.h"
+#include "kernels/router/router_cuda.h"
+#endif
+
 namespace expertd {
 namespace {
 
 #if EXPERTD_WITH_CUDA
-constexpr std::string_view kNoCuda = "this build has CUDA but no GPU device yet";
+constexpr std::string_view kNoCuda = "this daemon runs on the cpu device";
+
+CudaDevice& Cuda(Device& device) { return static_cast<CudaDevice&>(device); }
+
+absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int64_t ordinal) {
+  return CudaDevice::Create(ordinal);
+}
+absl::StatusOr<std::unique_ptr<EpBackend>> MakeCudaEp(Device& device, const EpGroupConfig& config,
+                                                      const EpBootstrap& bootstrap) {
+  return NcclEp::Create(config, bootstrap, Cuda(device));
+}
+absl::StatusOr<std::unique_ptr<ExpertMlp>> MakeCudaMlp(Device& device, const MlpConfig& config) {
+  return CublasLtMlp::Create(config, Cuda(device));
+}
+std::unique_ptr<RouterKernels> MakeCudaRouter(Device& device) {
+  return CreateCudaRouter(Cuda(device));
+}
+std::unique_ptr<OptimKernels> MakeCudaOptim(Device& device) {
+  return CreateCudaOptim(Cuda(device));
+}
 #else
 constexpr std::string_view kNoCuda = "this build has no CUDA: it was configured without a toolkit";
+
+// Without CUDA there is no device that these could be called for, but for the first.
+absl::Status NoCuda() { return Error(Reason::kBackendUnsupported).Text(kNoCuda); }
+absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int64_t ordinal) {
+  return Error(Reason::kBackendUnsupported)
+      .Text("device cuda:", ordinal, ": ", kNoCuda, "; need \"cpu\"")
+      .With("device", StrCat("cuda:", ordinal));
+}
+absl::StatusOr<std::unique_ptr<EpBackend>> MakeCudaEp(Device&, const EpGroupConfig&,
+                                                      const EpBootstrap&) {
+  return NoCuda();
+}
+absl::StatusOr<std::unique_ptr<ExpertMlp>> MakeCudaMlp(Device&, const MlpConfig&) {
+  return NoCuda();
+}
+std::unique_ptr<RouterKernels> MakeCudaRouter(Device&) { return nullptr; }
+std::unique_ptr<OptimKernels> MakeCudaOptim(Device&) { return nullptr; }
 #endif
 
 bool IsCpu(const Device& device) { return device.facts().kind == "cpu"; }
@@ -36,8 +81,29 @@ Support CpuOnly(std::string_view name, const Device& device) {
   return IsCpu(device) ? Supported(name) : Unsupported(name, "runs on the cpu device only");
 }
 
-Support GpuOnly(std::string_view name, std::string_view need) {
-  return Unsupported(name, StrCat("needs ", need, "; ", kNoCuda));
+Support GpuOnly(std::string_view name, const Device& device, std::string_view need) {
+  return IsCpu(device) ? Unsupported(name, StrCat("needs ", need, "; ", kNoCuda))
+                       : Supported(name);
+}
+
+// On a GPU: what has no code yet.
+Support GpuLater(std::string_view name, const Device& device, std::string_view need) {
+  return IsCpu(device) ? GpuOnly(name, device, need) : Unsupported(name, "not available yet");
+}
+
+// A recipe for GPUs of the given compute capabilities, which have no code for it yet.
+Support GpuRecipe(std::string_view name, const Device& device,
+                  const std::vector<std::string_view>& capabilities) {
+  std::string need = "a GPU of compute capability ";
+  bool fits = false;
+  for (size_t i = 0; i < capabilities.size(); ++i) {
+    StrAppend(&need, i == 0 ? "" : " or ", capabilities[i]);
+    fits = fits || capabilities[i] == device.facts().compute_capability;
+  }
+  if (IsCpu(device)) return GpuOnly(name, device, need);
+  if (fits) return Unsupported(name, "not available yet");
+  return Unsupported(name, StrCat("needs ", need, "; this one has ",
+                                  device.facts().compute_capability));
 }
 
 // The entry of `name`, or an error that says why it cannot be had.
@@ -62,10 +128,14 @@ absl::Status Require(const std::vector<Support>& list, std::string_view kind,
 
 absl::StatusOr<std::unique_ptr<Device>> CreateDevice(std::string_view spec) {
   if (spec == "cpu") return std::make_unique<CpuDevice>();
-  if (spec.starts_with("cuda:")) {
-    return Error(Reason::kBackendUnsupported)
-        .Text("device ", spec, ": ", kNoCuda, "; need \"cpu\"")
-        .With("device", spec);
+  constexpr std::string_view kCuda = "cuda:";
+  if (spec.starts_with(kCuda)) {
+    int64_t ordinal = -1;
+    const std::string_view digits = spec.substr(kCuda.size());
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), ordinal);
+    if (error == std::errc() && end == digits.data() + digits.size() && ordinal >= 0) {
+      return MakeCudaDevice(ordinal);
+    }
   }
   return Error(Reason::kBackendUnsupported)
       .Text("device: got \"", spec, "\", need \"cpu\" or \"cuda:N\"")
@@ -74,24 +144,21 @@ absl::StatusOr<std::unique_ptr<Device>> CreateDevice(std::string_view spec) {
 
 std::vector<Support> ListEpBackends(const Device& device) {
   return {CpuOnly("loopback", device), CpuOnly("gloo", device),
-          GpuOnly("nccl", "an NVIDIA GPU and NCCL"),
-          GpuOnly("nccl_lsa", "NVIDIA GPUs of one NVLink domain and NCCL 2.28")};
+          GpuOnly("nccl", device, "an NVIDIA GPU and NCCL"),
+          GpuLater("nccl_lsa", device, "NVIDIA GPUs of one NVLink domain and NCCL 2.28")};
 }
 
 std::vector<Support> ListRecipes(const Device& device) {
-  static_cast<void>(device);
-  return {Supported("bf16"),
-          GpuOnly("fp8_current", "a GPU of compute capability 8.9 or 9.0"),
-          GpuOnly("fp8_block", "a GPU of compute capability 9.0"),
-          GpuOnly("mxfp8", "a GPU of compute capability 10.0"),
-          GpuOnly("nvfp4", "a GPU of compute capability 10.0")};
+  return {Supported("bf16"), GpuRecipe("fp8_current", device, {"8.9", "9.0"}),
+          GpuRecipe("fp8_block", device, {"9.0"}), GpuRecipe("mxfp8", device, {"10.0"}),
+          GpuRecipe("nvfp4", device, {"10.0"})};
 }
 
 std::vector<Support> ListExpertMlps(const Device& device) {
   Support onednn = CpuOnly("onednn", device);
   if (onednn.supported) onednn.reason = OnednnNote();
-  return {CpuOnly("plain", device), std::move(onednn), GpuOnly("cublaslt", "an NVIDIA GPU"),
-          GpuOnly("sm90", "a GPU of compute capability 9.0")};
+  return {CpuOnly("plain", device), std::move(onednn), GpuOnly("cublaslt", device, "an NVIDIA GPU"),
+          GpuRecipe("sm90", device, {"9.0"})};
 }
 
 std::string_view DefaultEpBackend(const Device& device) { return IsCpu(device) ? "gloo" : "nccl"; }
@@ -100,6 +167,7 @@ absl::StatusOr<std::unique_ptr<EpBackend>> CreateEpBackend(std::string_view name
                                                            const EpGroupConfig& config,
                                                            const EpBootstrap& bootstrap) {
   RETURN_IF_ERROR(Require(ListEpBackends(device), "EP backend", name));
+  if (!IsCpu(device)) return MakeCudaEp(device, config, bootstrap);
   std::unique_ptr<CpuTransport> transport;
   if (name == "loopback") {
     ASSIGN_OR_RETURN(transport, LoopbackTransport::Create(config, bootstrap));
@@ -111,7 +179,7 @@ absl::StatusOr<std::unique_ptr<EpBackend>> CreateEpBackend(std::string_view name
 
 absl::StatusOr<std::unique_ptr<ExpertMlp>> CreateExpertMlp(std::string_view name, Device& device,
                                                            const MlpConfig& config) {
-  if (name.empty()) name = "onednn";
+  if (name.empty()) name = IsCpu(device) ? "onednn" : "cublaslt";
   RETURN_IF_ERROR(Require(ListExpertMlps(device), "expert MLP", name));
   for (DType dtype : {config.token_dtype, config.weight_dtype}) {
     if (IsFloat(dtype)) continue;
@@ -119,18 +187,17 @@ absl::StatusOr<std::unique_ptr<ExpertMlp>> CreateExpertMlp(std::string_view name
         .Text("expert MLP ", name, ": got ", DTypeName(dtype),
               ", need DTYPE_F32, DTYPE_F16 or DTYPE_BF16");
   }
+  if (!IsCpu(device)) return MakeCudaMlp(device, config);
   if (name == "plain") return CreatePlainMlp(config);
   return CreateOnednnMlp(config);
 }
 
 std::unique_ptr<RouterKernels> CreateRouterKernels(Device& device) {
-  static_cast<void>(device);
-  return CreateCpuRouter();
+  return IsCpu(device) ? CreateCpuRouter() : MakeCudaRouter(device);
 }
 
 std::unique_ptr<OptimKernels> CreateOptimKernels(Device& device) {
-  static_cast<void>(device);
-  return CreateCpuOptim();
+  return IsCpu(device) ? CreateCpuOptim() : MakeCudaOptim(device);
 }
 
 }  // namespace expertd

@@ -82,7 +82,7 @@ class Device {
 
 inline absl::StatusOr<DeviceBuffer> Device::Allocate(int64_t bytes) {
   // Null means "absent" in the seams, so that a rank without rows must not get it.
-  absl::StatusOr<std::pair<void*, int64_t>> block = TakeBlock(bytes > 0 ? bytes : 1);
+  absl::StatusOr<std::pair<void*, int64_t>> block = TakeBlock(bytes == 0 ? 1 : bytes);
   if (!block.ok()) return std::move(block).status();
   return DeviceBuffer(this, block->first, bytes, block->second);
 }

@@ -2,14 +2,16 @@
 #include "client/cpp/channel.h"
 
 #include <algorithm>
+#include <fstream>
 #include <limits>
+#include <sstream>
 
 #include "absl/strings/numbers.h"
 #include "absl/time/clock.h"
 #include "base/error.h"
+#include "base/status_macros.h"
 #include "base/strings.h"
 #include "grpcpp/create_channel.h"
-#include "grpcpp/security/credentials.h"
 
 namespace expertd::client {
 namespace {
@@ -19,6 +21,14 @@ constexpr int kKeepaliveTimeoutMs = 20000;
 // A daemon that is just starting should be found soon.
 constexpr int kFirstReconnectMs = 100;
 constexpr int kLastReconnectMs = 1000;
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::stringstream text;
+  if (in) text << in.rdbuf();
+  if (!in) return absl::NotFoundError(StrCat(path, ": cannot be read"));
+  return text.str();
+}
 
 }  // namespace
 
@@ -43,9 +53,28 @@ grpc::ChannelArguments MakeChannelArguments(int64_t max_message_bytes) {
   return arguments;
 }
 
-std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, int64_t max_message_bytes) {
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(),
-                                   MakeChannelArguments(max_message_bytes));
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeCredentials(const TlsFiles& files) {
+  if (files.ca.empty() && files.cert.empty() && files.key.empty()) {
+    return grpc::InsecureChannelCredentials();
+  }
+  if (files.ca.empty() || files.cert.empty() != files.key.empty()) {
+    return absl::InvalidArgumentError("TLS: need a ca, and a cert and a key together or neither");
+  }
+  grpc::SslCredentialsOptions options;
+  ASSIGN_OR_RETURN(options.pem_root_certs, ReadFile(files.ca));
+  if (!files.cert.empty()) {
+    ASSIGN_OR_RETURN(options.pem_cert_chain, ReadFile(files.cert));
+    ASSIGN_OR_RETURN(options.pem_private_key, ReadFile(files.key));
+  }
+  return grpc::SslCredentials(options);
+}
+
+std::shared_ptr<grpc::Channel> OpenChannel(
+    const std::string& address, int64_t max_message_bytes,
+    const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
+  return grpc::CreateCustomChannel(
+      address, credentials != nullptr ? credentials : grpc::InsecureChannelCredentials(),
+      MakeChannelArguments(max_message_bytes));
 }
 
 absl::Status WaitConnected(grpc::Channel& channel, const std::string& address,

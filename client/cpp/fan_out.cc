@@ -5,8 +5,10 @@
 #include <memory>
 #include <utility>
 
-#include "absl/synchronization/mutex.h"
+#include "absl/base/thread_annotations.h"
 #include "absl/time/clock.h"
+#include "base/clock.h"
+#include "base/mutex.h"
 #include "base/strings.h"
 
 namespace expertd::client {
@@ -46,11 +48,11 @@ class Runner {
   void Settle(size_t index);
   void CancelIfAsked();
   absl::Time NextEvent() const;
-  bool HasReply() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return replies_ > 0; }
 
   const std::vector<PendingCall>& calls_;
   const CallOptions& options_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
+  CondVar replied_;
   int replies_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<Slot> slots_;  // state and reply of a running one: guarded by mutex_.
   absl::Time begin_;
@@ -59,10 +61,11 @@ class Runner {
 };
 
 void Runner::Replied(size_t index, grpc::Status status) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(mutex_);
   slots_[index].reply = std::move(status);
   slots_[index].state = State::kReplied;
   ++replies_;
+  replied_.NotifyAll();  // Under the lock: the waiter may destroy this right after it has it.
 }
 
 void Runner::StartOne(size_t index) {
@@ -70,7 +73,7 @@ void Runner::StartOne(size_t index) {
   slot.context = std::make_unique<grpc::ClientContext>();
   slot.context->set_deadline(absl::ToChronoTime(options_.deadline));
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(mutex_);
     slot.state = State::kRunning;
   }
   calls_[index].start(slot.context.get(),
@@ -82,12 +85,12 @@ void Runner::StartDue() {
   for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(mutex_);
       if (slot.state != State::kWaiting) continue;
     }
     const bool first = slot.retry_at == absl::InfinitePast();
     if (!first && (cancelled_ || failed_at_ <= now)) {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(mutex_);
       slot.state = State::kDone;  // With the UNAVAILABLE it had.
     } else if (slot.retry_at <= now) {
       StartOne(i);
@@ -113,7 +116,7 @@ void Runner::Settle(size_t index) {
 }
 
 bool Runner::Collect() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(mutex_);
   replies_ = 0;
   bool all_done = true;
   for (size_t i = 0; i < slots_.size(); ++i) {
@@ -146,9 +149,10 @@ absl::Time Runner::NextEvent() const {
 std::vector<absl::Status> Runner::Run() {
   for (StartDue(); !Collect(); StartDue()) {
     CancelIfAsked();
-    const absl::Time next = NextEvent();
-    absl::MutexLock lock(&mutex_);
-    mutex_.AwaitWithDeadline(absl::Condition(this, &Runner::HasReply), next);
+    const SteadyTime next =
+        Clock::Real().Now() + absl::ToChronoNanoseconds(NextEvent() - absl::Now());
+    MutexLock lock(mutex_);
+    while (replies_ == 0 && Clock::Real().Now() < next) replied_.WaitUntil(mutex_, next);
   }
   std::vector<absl::Status> results;
   for (Slot& slot : slots_) results.push_back(std::move(slot.result));

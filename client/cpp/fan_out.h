@@ -4,12 +4,14 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "client/cpp/status.h"
 #include "grpcpp/client_context.h"
+#include "grpcpp/security/credentials.h"
 
 namespace expertd::client {
 
@@ -23,6 +25,8 @@ struct CallOptions {
   absl::Duration grace = absl::InfiniteDuration();
   // Cancels everything when it turns true; may be null.
   const std::atomic<bool>* stop = nullptr;
+  // Of connections that are opened for the call; null: plaintext. Shared with gRPC's channels.
+  std::shared_ptr<grpc::ChannelCredentials> credentials;
 };
 
 // One call that can be started again: hands `context` and `done` to a stub.

@@ -29,14 +29,15 @@ std::vector<RankClient*> Pointers(const Clients& clients) {
   return pointers;
 }
 
-absl::StatusOr<Clients> Open(const std::vector<std::string>& hosts) {
+absl::StatusOr<Clients> Open(const std::vector<std::string>& hosts, const CallOptions& options) {
   Clients clients;
   if (hosts.empty()) {
     return Error(Reason::kConfigInvalid).Text("hosts: got none, need at least one (--hosts)");
   }
   for (const std::string& host : hosts) {
     RETURN_IF_ERROR(CheckAddress(host));
-    clients.push_back(std::make_unique<RankClient>(Origin{-1, host}));
+    clients.push_back(
+        std::make_unique<RankClient>(Origin{-1, host}, kControlMessageBytes, options.credentials));
   }
   return clients;
 }
@@ -81,7 +82,8 @@ absl::StatusOr<Claimed> Claim(const UpRequest& request, const Clients& clients,
 absl::StatusOr<Group> Join(const UpRequest& request, const Claimed& claimed, CallOptions options) {
   Group joining;
   for (const PlacedRank& placed : claimed.ranks) {
-    joining.ranks.push_back(std::make_unique<RankClient>(Origin{placed.rank, placed.host}));
+    joining.ranks.push_back(std::make_unique<RankClient>(
+        Origin{placed.rank, placed.host}, kControlMessageBytes, options.credentials));
   }
   options.grace = std::min(options.grace, kJoinGrace);
   options.retry_window = std::min(options.retry_window, kJoinRetry);
@@ -94,7 +96,8 @@ absl::StatusOr<Group> Join(const UpRequest& request, const Claimed& claimed, Cal
         replies.statuses[telling],
         StrCat("joining epoch ", claimed.bootstrap.epoch, " of group ", request.group_id));
     const CallOptions bounded{.deadline = absl::Now() + kAbortTimeout,
-                              .retry_window = absl::ZeroDuration()};
+                              .retry_window = absl::ZeroDuration(),
+                              .credentials = options.credentials};
     // What remains of the attempt; the hosts that never joined have nothing to abort.
     (void)Abort(request.hosts, request.group_id, claimed.bootstrap.epoch,
                 StrCat("the group was not formed: ", cause.message()), bounded);
@@ -103,8 +106,8 @@ absl::StatusOr<Group> Join(const UpRequest& request, const Claimed& claimed, Cal
   Group group;
   for (size_t i = 0; i < claimed.ranks.size(); ++i) {
     group.infos.push_back(replies.responses[i].group());
-    group.ranks.push_back(std::make_unique<RankClient>(joining.ranks[i]->origin(),
-                                                       group.infos.back().max_message_bytes()));
+    group.ranks.push_back(std::make_unique<RankClient>(
+        joining.ranks[i]->origin(), group.infos.back().max_message_bytes(), options.credentials));
   }
   return group;
 }
@@ -162,24 +165,32 @@ absl::StatusOr<std::vector<size_t>> OrderByRank(const std::vector<HostReport>& r
 std::vector<HostReport> ReadHosts(const std::vector<std::string>& hosts,
                                   const CallOptions& options) {
   std::vector<HostReport> reports(hosts.size());
-  std::vector<std::unique_ptr<RankClient>> clients;
-  std::vector<size_t> index;
+  Clients clients;
+  std::vector<size_t> index;  // Of each client's report.
   for (size_t i = 0; i < hosts.size(); ++i) {
     reports[i].host = hosts[i];
     reports[i].status = CheckAddress(hosts[i]);
     if (!reports[i].status.ok()) continue;
-    clients.push_back(std::make_unique<RankClient>(Origin{-1, hosts[i]}));
+    clients.push_back(std::make_unique<RankClient>(Origin{-1, hosts[i]}, kControlMessageBytes,
+                                                   options.credentials));
     index.push_back(i);
   }
   const auto infos =
       CallAll(Pointers(clients), std::vector<v1::GetServerInfoRequest>(clients.size()), options);
-  const auto groups =
-      CallAll(Pointers(clients), std::vector<v1::DescribeGroupRequest>(clients.size()), options);
+  Clients reached;
+  std::vector<size_t> reached_index;
   for (size_t k = 0; k < index.size(); ++k) {
-    HostReport& report = reports[index[k]];
-    report.status = infos.statuses[k].ok() ? groups.statuses[k] : infos.statuses[k];
-    report.info = infos.responses[k];
-    report.group = groups.responses[k].group();
+    reports[index[k]].status = infos.statuses[k];
+    reports[index[k]].info = infos.responses[k];
+    if (!infos.statuses[k].ok()) continue;
+    reached.push_back(std::move(clients[k]));
+    reached_index.push_back(index[k]);
+  }
+  const auto groups =
+      CallAll(Pointers(reached), std::vector<v1::DescribeGroupRequest>(reached.size()), options);
+  for (size_t k = 0; k < reached.size(); ++k) {
+    reports[reached_index[k]].status = groups.statuses[k];
+    reports[reached_index[k]].group = groups.responses[k].group();
   }
   return reports;
 }
@@ -188,13 +199,13 @@ absl::StatusOr<Group> Up(const UpRequest& request, const CallOptions& options) {
   if (request.group_id.empty()) {
     return Error(Reason::kConfigInvalid).Text("group_id: got \"\", need a name (--group_id)");
   }
-  ASSIGN_OR_RETURN(const Clients clients, Open(request.hosts));
+  ASSIGN_OR_RETURN(const Clients clients, Open(request.hosts, options));
   ASSIGN_OR_RETURN(const Claimed claimed, Claim(request, clients, options));
   return Join(request, claimed, options);
 }
 
 absl::StatusOr<Group> Attach(const std::vector<std::string>& hosts, const CallOptions& options) {
-  RETURN_IF_ERROR(Open(hosts).status());
+  RETURN_IF_ERROR(Open(hosts, options).status());
   const std::vector<HostReport> reports = ReadHosts(hosts, options);
   for (const HostReport& report : reports) RETURN_IF_ERROR(report.status);
   ASSIGN_OR_RETURN(const std::vector<size_t> order, OrderByRank(reports));
@@ -202,14 +213,15 @@ absl::StatusOr<Group> Attach(const std::vector<std::string>& hosts, const CallOp
   for (size_t rank = 0; rank < order.size(); ++rank) {
     const HostReport& report = reports[order[rank]];
     group.infos.push_back(report.group);
-    group.ranks.push_back(std::make_unique<RankClient>(
-        Origin{static_cast<int64_t>(rank), report.host}, report.group.max_message_bytes()));
+    group.ranks.push_back(
+        std::make_unique<RankClient>(Origin{static_cast<int64_t>(rank), report.host},
+                                     report.group.max_message_bytes(), options.credentials));
   }
   return group;
 }
 
 absl::Status Down(const std::vector<std::string>& hosts, const CallOptions& options) {
-  ASSIGN_OR_RETURN(const Clients clients, Open(hosts));
+  ASSIGN_OR_RETURN(const Clients clients, Open(hosts, options));
   ASSIGN_OR_RETURN(const std::vector<v1::DescribeGroupResponse> groups,
                    AskAll(Pointers(clients), v1::DescribeGroupRequest(), options));
   std::vector<RankClient*> members;
@@ -227,7 +239,7 @@ absl::Status Down(const std::vector<std::string>& hosts, const CallOptions& opti
 
 absl::Status Abort(const std::vector<std::string>& hosts, const std::string& group_id,
                    uint64_t epoch, const std::string& reason, const CallOptions& options) {
-  ASSIGN_OR_RETURN(const Clients clients, Open(hosts));
+  ASSIGN_OR_RETURN(const Clients clients, Open(hosts, options));
   v1::AbortGroupRequest request;
   request.set_group_id(group_id);
   request.set_epoch(epoch);
@@ -237,7 +249,7 @@ absl::Status Abort(const std::vector<std::string>& hosts, const std::string& gro
 
 absl::Status Drain(const std::vector<std::string>& hosts, DrainMode mode,
                    const CallOptions& options) {
-  ASSIGN_OR_RETURN(const Clients clients, Open(hosts));
+  ASSIGN_OR_RETURN(const Clients clients, Open(hosts, options));
   v1::DrainRequest request;
   request.set_resume(mode == DrainMode::kResume);
   return AskAll(Pointers(clients), request, options).status();

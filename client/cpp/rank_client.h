@@ -30,9 +30,10 @@ struct ParameterShard {
 class RankClient {
  public:
   // Does not connect. REQUIRES: CheckAddress(origin.address) is OK.
-  explicit RankClient(Origin origin, int64_t max_message_bytes = kControlMessageBytes)
+  explicit RankClient(Origin origin, int64_t max_message_bytes = kControlMessageBytes,
+                      const std::shared_ptr<grpc::ChannelCredentials>& credentials = nullptr)
       : origin_(std::move(origin)),
-        channel_(OpenChannel(origin_.address, max_message_bytes)),
+        channel_(OpenChannel(origin_.address, max_message_bytes, credentials)),
         control_(v1::ControlService::NewStub(channel_)),
         layers_(v1::LayerService::NewStub(channel_)),
         steps_(v1::StepService::NewStub(channel_)) {}

@@ -43,9 +43,12 @@ void TargetFlags::AddTo(FlagSet* flags) {
   flags->Add("config", "group file (textproto of expertd.v1.GroupFile)", &config);
   flags->Add("json", "print JSON on stdout", &json);
   flags->Add("timeout", "seconds for all of it", &timeout);
+  flags->Add("tls_ca", "PEM authority of the daemons' certificates; empty: plaintext", &tls.ca);
+  flags->Add("tls_cert", "PEM chain of our own, where daemons ask for one", &tls.cert);
+  flags->Add("tls_key", "PEM private key of tls_cert", &tls.key);
 }
 
-absl::StatusOr<v1::GroupFile> TargetFlags::Read(Need need) const {
+absl::StatusOr<v1::GroupFile> TargetFlags::Read(Need need) {
   v1::GroupFile file;
   if (!config.empty()) {
     ASSIGN_OR_RETURN(file, client::ReadGroupFile(config));
@@ -60,11 +63,14 @@ absl::StatusOr<v1::GroupFile> TargetFlags::Read(Need need) const {
     return UsageError("got no daemons, need --hosts a:p,b:p,... or --config group.textproto");
   }
   if (!(timeout > 0)) return UsageError(StrCat("--timeout: got ", timeout, ", need more than 0"));
+  ASSIGN_OR_RETURN(credentials_, client::MakeCredentials(tls));
   return file;
 }
 
 client::CallOptions TargetFlags::Options() const {
-  return {.deadline = absl::Now() + absl::Seconds(timeout), .stop = StopFlag()};
+  return {.deadline = absl::Now() + absl::Seconds(timeout),
+          .stop = StopFlag(),
+          .credentials = credentials_};
 }
 
 client::CallOptions TargetFlags::QuickOptions() const {
@@ -73,7 +79,7 @@ client::CallOptions TargetFlags::QuickOptions() const {
   return options;
 }
 
-absl::StatusOr<Session> OpenSession(const TargetFlags& target) {
+absl::StatusOr<Session> OpenSession(TargetFlags& target) {
   ASSIGN_OR_RETURN(const v1::GroupFile file, target.Read(TargetFlags::Need::kHosts));
   Session session;
   ASSIGN_OR_RETURN(session.group, client::Attach(Hosts(file), target.QuickOptions()));

@@ -3,10 +3,12 @@
 #define CLIENT_EXPERTCTL_COMMON_H_
 
 #include <atomic>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/cpp/channel.h"
 #include "client/cpp/group_controller.h"
 #include "client/cpp/step_driver.h"
 #include "client/expertctl/flags.h"
@@ -28,16 +30,21 @@ struct TargetFlags {
   std::string config;
   bool json = false;
   double timeout = 60;  // Seconds.
+  client::TlsFiles tls;
 
   void AddTo(FlagSet* flags);
   // The group file, or an empty one, with --hosts in place of its hosts.
-  // Errors: usage errors without hosts (unless kNoHosts), those of ReadGroupFile.
+  // Also reads the TLS files, so it comes before Options.
+  // Errors: usage errors without hosts (unless kNoHosts), those of ReadGroupFile, MakeCredentials.
   enum class Need { kHosts, kNoHosts };
-  absl::StatusOr<v1::GroupFile> Read(Need need) const;
+  absl::StatusOr<v1::GroupFile> Read(Need need);
   // From now on for --timeout, cancelled by Ctrl-C.
   client::CallOptions Options() const;
   // As Options, but a daemon out of reach is given up after a short while.
   client::CallOptions QuickOptions() const;
+
+ private:
+  std::shared_ptr<grpc::ChannelCredentials> credentials_;  // Shared with gRPC's channels.
 };
 
 // A group that exists, and a driver for its steps.
@@ -45,7 +52,7 @@ struct Session {
   client::Group group;
   std::unique_ptr<client::StepDriver> driver;
 };
-absl::StatusOr<Session> OpenSession(const TargetFlags& target);
+absl::StatusOr<Session> OpenSession(TargetFlags& target);
 
 std::vector<std::string> Hosts(const v1::GroupFile& file);
 

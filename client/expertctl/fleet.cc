@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,8 +14,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -29,7 +28,7 @@ namespace {
 
 constexpr absl::Duration kTermWait = absl::Seconds(8);
 constexpr absl::Duration kPoll = absl::Milliseconds(20);
-constexpr size_t kLogTail = 1500;
+constexpr off_t kLogTail = 1500;
 
 // Only calls that are safe between fork and exec.
 [[noreturn]] void RunChild(pid_t parent, int out, int log, char* const* argv) {
@@ -43,12 +42,12 @@ constexpr size_t kLogTail = 1500;
   _exit(127);
 }
 
-std::string Tail(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::stringstream text;
-  text << in.rdbuf();
-  const std::string all = text.str();
-  return all.size() <= kLogTail ? all : all.substr(all.size() - kLogTail);
+std::string Tail(int log) {
+  const off_t size = lseek(log, 0, SEEK_END);
+  std::string tail(static_cast<size_t>(std::clamp<off_t>(size, 0, kLogTail)), '\0');
+  const ssize_t got = pread(log, tail.data(), tail.size(), size - static_cast<off_t>(tail.size()));
+  tail.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  return tail;
 }
 
 std::string DescribeExit(int status) {
@@ -78,11 +77,6 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Start(const std::string& program, 
     return absl::NotFoundError(StrCat(program, ": ", std::strerror(errno), "; build expertd"));
   }
   std::unique_ptr<Fleet> fleet(new Fleet());
-  std::string folder = (std::filesystem::temp_directory_path() / "expertd-demo-XXXXXX").string();
-  if (mkdtemp(folder.data()) == nullptr) {
-    return absl::InternalError(StrCat(folder, ": ", std::strerror(errno)));
-  }
-  fleet->folder_ = folder;
   // Together the daemons fill the machine once: more threads would only wait for each other.
   const int64_t threads =
       std::max<int64_t>(1, static_cast<int64_t>(std::thread::hardware_concurrency()) / count);
@@ -102,10 +96,12 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Start(const std::string& program, 
 
 absl::Status Fleet::StartOne(const std::string& program, int64_t slot, int64_t threads) {
   Child child;
-  child.log = StrCat(folder_, "/slot", slot, ".log");
-  const int log = open(child.log.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  // In memory, without a name: nothing is left over however this process ends. O_APPEND, because
+  // reading its end moves the offset that the child shares.
+  child.log = memfd_create("expertd-log", MFD_CLOEXEC);
   int ends[2] = {-1, -1};
-  if (log < 0 || pipe2(ends, O_CLOEXEC) != 0) {
+  if (child.log < 0 || fcntl(child.log, F_SETFL, O_APPEND) != 0 || pipe2(ends, O_CLOEXEC) != 0) {
+    if (child.log >= 0) close(child.log);
     return absl::InternalError(StrCat("starting slot ", slot, ": ", std::strerror(errno)));
   }
   std::vector<std::string> words = {
@@ -116,12 +112,12 @@ absl::Status Fleet::StartOne(const std::string& program, int64_t slot, int64_t t
   argv.push_back(nullptr);
   const pid_t parent = getpid();
   child.pid = fork();
-  if (child.pid == 0) RunChild(parent, ends[1], log, argv.data());
+  if (child.pid == 0) RunChild(parent, ends[1], child.log, argv.data());
   close(ends[1]);
-  close(log);
   child.out = ends[0];
   if (child.pid < 0) {
     close(child.out);
+    close(child.log);
     return absl::InternalError(StrCat("fork: ", std::strerror(errno)));
   }
   children_.push_back(std::move(child));
@@ -186,7 +182,6 @@ void Fleet::Stop() {
   while (!Reap() && absl::Now() < end) absl::SleepFor(kPoll);
   Signal(SIGKILL);
   while (!Reap()) absl::SleepFor(kPoll);  // A killed child is gone in a moment.
-  RemoveLogs();
 }
 
 std::string Fleet::Describe() {
@@ -201,16 +196,13 @@ std::string Fleet::Describe() {
   return text;
 }
 
-void Fleet::RemoveLogs() {
-  std::error_code ignored;
-  if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
-}
-
 Fleet::~Fleet() {
   Signal(SIGKILL);
   while (!Reap()) absl::SleepFor(kPoll);
-  for (const Child& child : children_) close(child.out);
-  RemoveLogs();
+  for (const Child& child : children_) {
+    close(child.out);
+    close(child.log);
+  }
 }
 
 }  // namespace expertd::expertctl

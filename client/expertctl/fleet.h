@@ -33,17 +33,18 @@ class Fleet {
   // "127.0.0.1:port" in slot order.
   std::vector<std::string> hosts() const;
 
-  // SIGTERM to all, a bounded wait, then SIGKILL; removes their logs.
+  // SIGTERM to all, a bounded wait, then SIGKILL.
   void Stop();
 
   // The end of every daemon's log, and how those that ended did: for the report of a failure.
+  // Before Stop.
   std::string Describe();
 
  private:
   struct Child {
     pid_t pid = -1;
     int out = -1;  // Read end of its stdout.
-    std::string log;
+    int log = -1;  // Its stderr, a file in memory.
     std::string address;
     int exit_status = 0;  // Meaningful when pid is -1.
   };
@@ -54,9 +55,7 @@ class Fleet {
   // Reaps those that have ended; true when none runs any more.
   bool Reap();
   void Signal(int number);
-  void RemoveLogs();
 
-  std::string folder_;
   std::vector<Child> children_;
 };
 

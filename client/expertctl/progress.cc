@@ -1,6 +1,7 @@
 // Drawing of the progress line.
 #include "client/expertctl/progress.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +16,13 @@ namespace {
 constexpr absl::Duration kRedraw = absl::Milliseconds(100);
 constexpr absl::Duration kLineEvery = absl::Seconds(5);
 constexpr int kBarWidth = 20;
+
+// A line that wraps could not be redrawn.
+size_t Columns(std::FILE* out) {
+  winsize size = {};
+  const bool known = ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
+  return known ? size.ws_col - 1u : 79u;
+}
 
 }  // namespace
 
@@ -40,21 +48,38 @@ std::string ProgressLine(const train::Progress& progress) {
   return line;
 }
 
+std::string FirstColumns(const std::string& text, size_t columns) {
+  size_t seen = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool starts = (static_cast<unsigned char>(text[i]) & 0xC0) != 0x80;
+    if (starts && seen++ == columns) return text.substr(0, i);
+  }
+  return text;
+}
+
 ProgressPrinter::ProgressPrinter(std::FILE* out) : out_(out), terminal_(isatty(fileno(out)) == 1) {}
 
 void ProgressPrinter::Update(const train::Progress& progress) {
+  latest_ = ProgressLine(progress);
   const absl::Time now = absl::Now();
   if (now < next_) return;
   next_ = now + (terminal_ ? kRedraw : kLineEvery);
-  const std::string line = ProgressLine(progress);
-  absl::FPrintF(out_, terminal_ ? "\r\x1b[K%s" : "%s\n", line);
+  Write();
+}
+
+void ProgressPrinter::Write() {
+  if (terminal_) {
+    absl::FPrintF(out_, "\r\x1b[K%s", FirstColumns(latest_, Columns(out_)));
+  } else {
+    absl::FPrintF(out_, "%s\n", latest_);
+  }
   std::fflush(out_);
-  open_ = terminal_;
+  latest_.clear();
 }
 
 void ProgressPrinter::Finish() {
-  if (open_) std::fputc('\n', out_);
-  open_ = false;
+  if (!latest_.empty()) Write();
+  if (terminal_) std::fputc('\n', out_);
 }
 
 }  // namespace expertd::expertctl

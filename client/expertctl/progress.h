@@ -19,18 +19,23 @@ std::string LoadBar(const std::vector<int64_t>& routes);
 // line end. Losses are nats per byte.
 std::string ProgressLine(const train::Progress& progress);
 
+// The first `columns` characters of UTF-8 text, each taken to be one column wide.
+std::string FirstColumns(const std::string& text, size_t columns);
+
 class ProgressPrinter {
  public:
   // Writes to `out`, redrawing when it is a terminal.
   explicit ProgressPrinter(std::FILE* out);
   void Update(const train::Progress& progress);
-  // Ends the redrawn line, so that other text may follow.
+  // Shows the last state and ends the redrawn line, so that other text may follow.
   void Finish();
 
  private:
+  void Write();
+
   std::FILE* out_;
   bool terminal_;
-  bool open_ = false;
+  std::string latest_;  // Not shown yet; empty when it was.
   absl::Time next_ = absl::InfinitePast();
 };
 

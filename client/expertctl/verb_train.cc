@@ -204,7 +204,7 @@ absl::StatusOr<int> RunDemo(const TrainFlags& flags) {
 }  // namespace
 
 absl::StatusOr<int> RunTrain(const Args& args) {
-  ASSIGN_OR_RETURN(const TrainFlags flags, ParseFlags(args));
+  ASSIGN_OR_RETURN(TrainFlags flags, ParseFlags(args));
   if (flags.demo) return RunDemo(flags);
   ASSIGN_OR_RETURN(const Session session, OpenSession(flags.target));
   ASSIGN_OR_RETURN(const Plan plan, MakePlan(flags));

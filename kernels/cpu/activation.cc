@@ -62,9 +62,7 @@ struct Silu {
   }
 };
 struct Gelu {
-  static EXPERTD_INLINE float Value(float x) {
-    return 0.5f * x * (1.0f + Erf(x * 0.70710678f));
-  }
+  static EXPERTD_INLINE float Value(float x) { return 0.5f * x * (1.0f + Erf(x * 0.70710678f)); }
   static EXPERTD_INLINE float Slope(float x) {
     return 0.5f * (1.0f + Erf(x * 0.70710678f)) + x * 0.39894228f * Exp(-0.5f * x * x);
   }
@@ -110,8 +108,7 @@ EXPERTD_INLINE void ActivateRowBody(Activation activation, const float* gate, co
   }
 }
 
-EXPERTD_INLINE void ActivateRowBackwardBody(Activation activation,
-                                            const ActivationGradArgs& args) {
+EXPERTD_INLINE void ActivateRowBackwardBody(Activation activation, const ActivationGradArgs& args) {
   switch (activation) {
     case Activation::kSilu:
       return Backward<Silu>(args);
@@ -133,8 +130,7 @@ EXPERTD_INLINE void DotLanesBody(const float* __restrict left, const float* __re
   for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = sums[lane];
 }
 
-EXPERTD_VECTORIZED(DotLanes,
-                   (const float* left, const float* right, int64_t count, float* lanes),
+EXPERTD_VECTORIZED(DotLanes, (const float* left, const float* right, int64_t count, float* lanes),
                    (left, right, count, lanes))
 
 }  // namespace

@@ -15,8 +15,8 @@ namespace expertd {
 void ActivateRow(Activation activation, const float* gate, const float* up, float factor,
                  int64_t count, float* u);
 
-// With s = factor * grad_u[i]: grad_gate[i] = s * up[i] * act'(gate[i]), grad_up[i] = s * act(gate[i]),
-// and u[i] = act(gate[i]) * up[i], for the caller's <u, grad_u>.
+// With s = factor * grad_u[i]: grad_gate[i] = s * up[i] * act'(gate[i]), grad_up[i] = s *
+// act(gate[i]), and u[i] = act(gate[i]) * up[i], for the caller's <u, grad_u>.
 struct ActivationGradArgs {
   const float* gate = nullptr;
   const float* up = nullptr;

@@ -47,8 +47,8 @@ class CpuDevice final : public Device {
   int64_t block_allocations_ = 0;
 };
 
-// The pooled block size for a request: at least 256, a multiple of 256, at most 25 % more than asked
-// for large sizes.
+// The pooled block size for a request: at least 256, a multiple of 256, at most 25 % more than
+// asked for large sizes.
 int64_t CpuBlockSize(int64_t bytes);
 
 // "model name" of the first processor in the text of /proc/cpuinfo; "unknown CPU" without one.

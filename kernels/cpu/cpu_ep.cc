@@ -115,9 +115,8 @@ void CpuEp::LayOutMessages(const SizeOf& send_size, const SizeOf& recv_size) {
     send_data_[rank] = data;
     send_[rank] = ConstBytes(data, size);
   });
-  place(recv_size, recv_arena_, [&](size_t rank, std::byte* data, size_t size) {
-    recv_[rank] = MutableBytes(data, size);
-  });
+  place(recv_size, recv_arena_,
+        [&](size_t rank, std::byte* data, size_t size) { recv_[rank] = MutableBytes(data, size); });
 }
 
 absl::Status CpuEp::CheckMatrices(const CpuEpHandle& handle, ConstMatrix tokens,
@@ -136,15 +135,11 @@ absl::Status CpuEp::CheckMatrices(const CpuEpHandle& handle, ConstMatrix tokens,
 absl::Status CpuEp::Dispatch(const OpContext& context, const EpHandle& handle, ConstMatrix x,
                              const float* topk_weights, Matrix recv_x, float* recv_w) {
   return Scatter(context, Cast(handle),
-                 {.rows = x,
-                  .route_values = topk_weights,
-                  .slots = recv_x,
-                  .slot_values = recv_w});
+                 {.rows = x, .route_values = topk_weights, .slots = recv_x, .slot_values = recv_w});
 }
 
 absl::Status CpuEp::CombineBackward(const OpContext& context, const EpHandle& handle,
-                                    ConstMatrix grad_y, const float* slot_weights,
-                                    Matrix grad_z) {
+                                    ConstMatrix grad_y, const float* slot_weights, Matrix grad_z) {
   return Scatter(context, Cast(handle),
                  {.rows = grad_y, .slots = grad_z, .slot_factors = slot_weights});
 }
@@ -228,8 +223,8 @@ void CpuEp::ScatterFrom(const CpuEpHandle& handle, int64_t source, const Scatter
   const int64_t row_bytes = RowBytes(args.rows);
   for (size_t i = 0; i < routes.size(); ++i) {
     const auto [row, slot] = routes[i];
-    const std::byte* from = own ? RowOf(args.rows, own_list.tokens[static_cast<size_t>(row)])
-                                : rows + row * row_bytes;
+    const std::byte* from =
+        own ? RowOf(args.rows, own_list.tokens[static_cast<size_t>(row)]) : rows + row * row_bytes;
     std::byte* to = RowOf(args.slots, slot);
     if (args.slot_factors != nullptr) {
       ScaleRow(args.rows.dtype, from, args.slot_factors[slot], args.rows.cols, to);

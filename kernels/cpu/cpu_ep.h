@@ -1,9 +1,9 @@
 // The EP operations on the CPU over any CpuTransport: `loopback` and `gloo` differ only in that.
 //
 // Dispatch sends each token once to each rank that owns one of its experts; the receiver copies the
-// row to its slots. Combine and DispatchBackward reduce a token's rows on the rank that holds them, in
-// f32 in order of k, round the partial sum to the token dtype and send one row back; the owner adds
-// the ranks' partials in rank order, its own unrounded, and rounds once.
+// row to its slots. Combine and DispatchBackward reduce a token's rows on the rank that holds them,
+// in f32 in order of k, round the partial sum to the token dtype and send one row back; the owner
+// adds the ranks' partials in rank order, its own unrounded, and rounds once.
 #ifndef KERNELS_CPU_CPU_EP_H_
 #define KERNELS_CPU_CPU_EP_H_
 
@@ -38,9 +38,8 @@ class CpuEp final : public EpBackend {
   absl::Status DispatchBackward(const OpContext& context, const EpHandle& handle,
                                 ConstMatrix grad_recv_x, const float* grad_recv_w, Matrix grad_x,
                                 float* grad_topk_weights) override;
-  absl::Status CombineBackward(const OpContext& context, const EpHandle& handle,
-                               ConstMatrix grad_y, const float* slot_weights,
-                               Matrix grad_z) override;
+  absl::Status CombineBackward(const OpContext& context, const EpHandle& handle, ConstMatrix grad_y,
+                               const float* slot_weights, Matrix grad_z) override;
   absl::Status AllReduceSum(const OpContext& context, float* data, int64_t count) override;
   void Cancel(uint64_t sequence) override { transport_->Cancel(sequence); }
   void Abort() override { transport_->Abort(); }
@@ -50,19 +49,19 @@ class CpuEp final : public EpBackend {
 
   // Rows from tokens to slots, with one f32 value per route beside them.
   struct ScatterArgs {
-    ConstMatrix rows;                    // [T, H]
+    ConstMatrix rows;                     // [T, H]
     const float* route_values = nullptr;  // [T, K] or null
-    Matrix slots;                        // [>= total, H]
-    float* slot_values = nullptr;        // [>= total] or null
+    Matrix slots;                         // [>= total, H]
+    float* slot_values = nullptr;         // [>= total] or null
     const float* slot_factors = nullptr;  // [>= total] or null: multiplies each row on arrival
   };
   // Rows from slots to tokens, summed, with one f32 value per route beside them.
   struct GatherArgs {
-    ConstMatrix slots;                   // [>= total, H]
+    ConstMatrix slots;                    // [>= total, H]
     const float* slot_factors = nullptr;  // [>= total] or null
     const float* slot_values = nullptr;   // [>= total] or null
-    Matrix rows;                         // [T, H]
-    float* route_values = nullptr;       // [T, K] or null
+    Matrix rows;                          // [T, H]
+    float* route_values = nullptr;        // [T, K] or null
   };
 
   absl::Status CheckPrepare(const PrepareArgs& args) const;
@@ -80,8 +79,7 @@ class CpuEp final : public EpBackend {
   absl::Status Scatter(const OpContext& context, const CpuEpHandle& handle,
                        const ScatterArgs& args);
   void ScatterFrom(const CpuEpHandle& handle, int64_t source, const ScatterArgs& args);
-  absl::Status Gather(const OpContext& context, const CpuEpHandle& handle,
-                      const GatherArgs& args);
+  absl::Status Gather(const OpContext& context, const CpuEpHandle& handle, const GatherArgs& args);
   void PackPartials(const CpuEpHandle& handle, int64_t target, const GatherArgs& args);
   void AddPartials(const CpuEpHandle& handle, const GatherArgs& args);
   absl::Status AllReduceSmall(const OpContext& context, float* data, int64_t count);

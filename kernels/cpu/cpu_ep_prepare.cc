@@ -18,8 +18,8 @@ struct PrepareRecord {
   int64_t experts = 0;
   int64_t top_k = 0;
   int64_t alignment = 0;
-  int64_t rejected = 0;   // 1: this rank's own input is bad, `text` says why
-  char reason[32] = {};   // its name
+  int64_t rejected = 0;  // 1: this rank's own input is bad, `text` says why
+  char reason[32] = {};  // its name
   char text[472] = {};
 };
 
@@ -84,9 +84,9 @@ absl::Status CpuEp::ExchangeRecords(const OpContext& context, const PrepareArgs&
     if (peer.experts != record.experts || peer.alignment != record.alignment ||
         peer.top_k != record.top_k) {
       return Error(Reason::kSequenceConflict)
-          .Text("prepare differs: rank ", config_.rank, " has experts ", record.experts,
-                ", top_k ", record.top_k, ", alignment ", record.alignment, "; rank ", rank,
-                " has ", peer.experts, ", ", peer.top_k, ", ", peer.alignment);
+          .Text("prepare differs: rank ", config_.rank, " has experts ", record.experts, ", top_k ",
+                record.top_k, ", alignment ", record.alignment, "; rank ", rank, " has ",
+                peer.experts, ", ", peer.top_k, ", ", peer.alignment);
     }
   }
   return absl::OkStatus();
@@ -113,19 +113,18 @@ absl::StatusOr<std::unique_ptr<EpHandle>> CpuEp::Prepare(const OpContext& contex
       args.expert_count > config_.max_experts) {
     // The same value on every rank, so all of them stop here.
     return Error(Reason::kShardingMismatch)
-        .Text("experts: got ", args.expert_count, ", need a multiple of ", config_.world,
-              " up to ", config_.max_experts);
+        .Text("experts: got ", args.expert_count, ", need a multiple of ", config_.world, " up to ",
+              config_.max_experts);
   }
   const absl::Status own = CheckPrepare(args);
   RETURN_IF_ERROR(ExchangeRecords(context, args, own));
   RETURN_IF_ERROR(JudgeRecords(own));
-  ASSIGN_OR_RETURN(const EpLayout layout,
-                   EpLayout::Create({.world = config_.world,
-                                     .experts = args.expert_count,
-                                     .alignment = args.alignment,
-                                     .capacity = config_.max_recv_rows,
-                                     .policy = config_.capacity_policy},
-                                    counts_));
+  ASSIGN_OR_RETURN(const EpLayout layout, EpLayout::Create({.world = config_.world,
+                                                            .experts = args.expert_count,
+                                                            .alignment = args.alignment,
+                                                            .capacity = config_.max_recv_rows,
+                                                            .policy = config_.capacity_policy},
+                                                           counts_));
   const RoutingView& routing = args.routing;
   std::vector<int64_t> slots(static_cast<size_t>(routing.tokens * routing.top_k));
   AssignSlots(routing, layout, config_.rank, slots);

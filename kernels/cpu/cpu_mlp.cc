@@ -44,8 +44,7 @@ void CpuMlp::ZeroPads(const ExpertSegments& segments, int64_t cols, void* matrix
 
 const void* CpuMlp::AsOperand(const void* matrix, const Block& block, int64_t cols,
                               ByteArena& scratch) {
-  const auto* rows =
-      static_cast<const std::byte*>(matrix) + block.begin * cols * TokenBytes();
+  const auto* rows = static_cast<const std::byte*>(matrix) + block.begin * cols * TokenBytes();
   if (config_.token_dtype == matmul_->operand_dtype()) return rows;
   // Operands are f32 then: bf16 operands are only chosen for bf16 tokens.
   const int64_t count = block.rows * cols;
@@ -65,7 +64,8 @@ void CpuMlp::StoreOperand(const float* from, int64_t count, void* to) {
 
 absl::Status CpuMlp::Forward(const MlpForwardArgs& args) {
   RETURN_IF_ERROR(matmul_->UseWeights(args.weights));
-  RETURN_IF_ERROR(ForBlocks(args.segments, [&](const Block& block) { return ForwardBlock(args, block); }));
+  RETURN_IF_ERROR(
+      ForBlocks(args.segments, [&](const Block& block) { return ForwardBlock(args, block); }));
   if (args.h != nullptr) ZeroPads(args.segments, 2 * config_.intermediate, args.h);
   ZeroPads(args.segments, config_.hidden, args.z);
   return absl::OkStatus();
@@ -112,7 +112,8 @@ absl::Status CpuMlp::ForwardBlock(const MlpForwardArgs& args, const Block& block
 
 absl::Status CpuMlp::Dgrad(const MlpDgradArgs& args) {
   RETURN_IF_ERROR(matmul_->UseWeights(args.weights));
-  RETURN_IF_ERROR(ForBlocks(args.segments, [&](const Block& block) { return DgradBlock(args, block); }));
+  RETURN_IF_ERROR(
+      ForBlocks(args.segments, [&](const Block& block) { return DgradBlock(args, block); }));
   ZeroPads(args.segments, 2 * config_.intermediate, args.grad_h);
   ZeroPads(args.segments, config_.hidden, args.grad_recv_x);
   if (args.grad_w == nullptr) return absl::OkStatus();

@@ -64,8 +64,7 @@ EXPERTD_INLINE void SumSquaresBody(const float* __restrict values, int64_t count
 }
 
 EXPERTD_INLINE void SgdRowsBody(const SgdFactors& f, const float* __restrict gradient,
-                                int64_t count, float* __restrict buffer,
-                                float* __restrict weight) {
+                                int64_t count, float* __restrict buffer, float* __restrict weight) {
   for (int64_t i = 0; i < count; ++i) {
     const float step =
         f.momentum * buffer[i] + f.gradient_scale * gradient[i] + f.weight_decay * weight[i];

@@ -23,8 +23,7 @@ absl::Status CheckFloat(DType dtype) {
 
 class CpuRouter final : public RouterKernels {
  public:
-  absl::Status Logits(ConstMatrix x, const float* weight, int64_t experts,
-                      float* logits) override {
+  absl::Status Logits(ConstMatrix x, const float* weight, int64_t experts, float* logits) override {
     RETURN_IF_ERROR(CheckFloat(x.dtype));
     if (x.rows == 0) return absl::OkStatus();
     const ConstMatrix matrix = {weight, DType::kF32, x.cols, experts};

@@ -67,21 +67,15 @@ EXPERTD_INLINE void Scale(const void* from, float factor, int64_t count, void* t
       return;                                    \
   }
 
-EXPERTD_INLINE void RowToF32Body(DType dtype, const void* from, int64_t count, float* to) {
-  EXPERTD_FOR_FORMAT(dtype, Widen, from, count, to)
-}
-EXPERTD_INLINE void RowFromF32Body(DType dtype, const float* from, int64_t count, void* to) {
-  EXPERTD_FOR_FORMAT(dtype, Narrow, from, count, to)
-}
-EXPERTD_INLINE void AddRowBody(DType dtype, const void* row, int64_t count, float* sum) {
-  EXPERTD_FOR_FORMAT(dtype, Add, row, count, sum)
-}
-EXPERTD_INLINE void AddScaledRowBody(DType dtype, const void* row, float factor, int64_t count,
-                                     float* sum) {
-  EXPERTD_FOR_FORMAT(dtype, AddScaled, row, factor, count, sum)
-}
-EXPERTD_INLINE void ScaleRowBody(DType dtype, const void* row, float factor, int64_t count,
-                                 void* to) {
+EXPERTD_INLINE void RowToF32Body(DType dtype, const void* from, int64_t count, float* to){
+    EXPERTD_FOR_FORMAT(dtype, Widen, from, count, to)} EXPERTD_INLINE
+    void RowFromF32Body(DType dtype, const float* from, int64_t count,
+                        void* to){EXPERTD_FOR_FORMAT(dtype, Narrow, from, count, to)} EXPERTD_INLINE
+    void AddRowBody(DType dtype, const void* row, int64_t count,
+                    float* sum){EXPERTD_FOR_FORMAT(dtype, Add, row, count, sum)} EXPERTD_INLINE
+    void AddScaledRowBody(DType dtype, const void* row, float factor, int64_t count, float* sum){
+        EXPERTD_FOR_FORMAT(dtype, AddScaled, row, factor, count, sum)} EXPERTD_INLINE
+    void ScaleRowBody(DType dtype, const void* row, float factor, int64_t count, void* to) {
   EXPERTD_FOR_FORMAT(dtype, Scale, row, factor, count, to)
 }
 
@@ -96,8 +90,7 @@ EXPERTD_VECTORIZED(AddRow, (DType dtype, const void* row, int64_t count, float* 
 EXPERTD_VECTORIZED(AddScaledRow,
                    (DType dtype, const void* row, float factor, int64_t count, float* sum),
                    (dtype, row, factor, count, sum))
-EXPERTD_VECTORIZED(ScaleRow,
-                   (DType dtype, const void* row, float factor, int64_t count, void* to),
+EXPERTD_VECTORIZED(ScaleRow, (DType dtype, const void* row, float factor, int64_t count, void* to),
                    (dtype, row, factor, count, to))
 
 }  // namespace expertd

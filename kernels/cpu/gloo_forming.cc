@@ -30,17 +30,16 @@ void IgnoreBrokenPipes() {
 }
 
 std::chrono::milliseconds Remaining(SteadyTime deadline) {
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-      deadline - Clock::Real().Now());
+  const auto left =
+      std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::Real().Now());
   return std::max(left, std::chrono::milliseconds(1));
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<GlooTransport>> GlooTransport::Create(
-    const EpGroupConfig& config, const EpBootstrap& bootstrap) {
-  auto transport =
-      std::unique_ptr<GlooTransport>(new GlooTransport(config.rank, config.world));
+absl::StatusOr<std::unique_ptr<GlooTransport>> GlooTransport::Create(const EpGroupConfig& config,
+                                                                     const EpBootstrap& bootstrap) {
+  auto transport = std::unique_ptr<GlooTransport>(new GlooTransport(config.rank, config.world));
   if (config.world > 1) {
     if (bootstrap.exchange == nullptr) {
       return Error(Reason::kInternal).Text("gloo: world ", config.world, " needs an exchange");

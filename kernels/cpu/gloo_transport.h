@@ -1,8 +1,8 @@
 // CpuTransport between processes: Gloo TCP pairs formed by our own address exchange.
 //
-// Only unbound buffers are used, and gloo is never asked to time out: a watch thread aborts the waits
-// of an exchange at its deadline. After a cancel, a timeout or a lost peer the transport answers
-// GROUP_BROKEN for good. No exception of gloo leaves this file.
+// Only unbound buffers are used, and gloo is never asked to time out: a watch thread aborts the
+// waits of an exchange at its deadline. After a cancel, a timeout or a lost peer the transport
+// answers GROUP_BROKEN for good. No exception of gloo leaves this file.
 #ifndef KERNELS_CPU_GLOO_TRANSPORT_H_
 #define KERNELS_CPU_GLOO_TRANSPORT_H_
 
@@ -81,15 +81,15 @@ class GlooTransport final : public CpuTransport {
 
   std::mutex mutex_;
   std::condition_variable watch_changed_;
-  std::vector<Transfer> transfers_;         // of the running exchange
-  uint64_t sequence_ = 0;                   // of the running exchange
-  std::optional<SteadyTime> deadline_;      // of the running exchange
+  std::vector<Transfer> transfers_;     // of the running exchange
+  uint64_t sequence_ = 0;               // of the running exchange
+  std::optional<SteadyTime> deadline_;  // of the running exchange
   bool timed_out_ = false;
-  uint64_t cancelled_before_ = 0;           // sequences below are cancelled
+  uint64_t cancelled_before_ = 0;  // sequences below are cancelled
   bool aborted_ = false;
-  std::string broken_;                      // why the group is broken; empty while it is not
+  std::string broken_;  // why the group is broken; empty while it is not
   bool stopping_ = false;
-  SteadyTime watch_until_;                  // when the watch thread wakes by itself
+  SteadyTime watch_until_;  // when the watch thread wakes by itself
   std::thread watch_;
 };
 

@@ -49,8 +49,8 @@ class LoopbackHub {
   struct Member {
     bool joined = false;
     bool aborted = false;
-    bool gone = false;              // left or aborted: peers wait for it no more
-    uint64_t left_before = 0;       // it takes part in no sequence < left_before
+    bool gone = false;         // left or aborted: peers wait for it no more
+    uint64_t left_before = 0;  // it takes part in no sequence < left_before
     Reason left_reason = Reason::kCancelled;
     std::condition_variable changed;  // something that this member waits for changed
   };

@@ -7,19 +7,17 @@
 #include <string>
 #include <vector>
 
-#include "base/strings.h"
 #include "base/error.h"
 #include "base/ids.h"
 #include "base/status_macros.h"
+#include "base/strings.h"
 #include "kernels/cpu/loopback_hub.h"
 
 namespace expertd {
 namespace {
 
-constexpr EpCapabilities kCapabilities = {.name = "loopback",
-                                          .survives_cancel = true,
-                                          .multi_process = false,
-                                          .max_world = 1024};
+constexpr EpCapabilities kCapabilities = {
+    .name = "loopback", .survives_cancel = true, .multi_process = false, .max_world = 1024};
 
 // Equal for two ranks exactly when they share a process. The host's boot id and the process id make
 // it readable; containers can share both, so a number drawn by the process decides.
@@ -36,9 +34,8 @@ absl::Status CheckOneProcess(const EpGroupConfig& config, const EpBootstrap& boo
     return Error(Reason::kInternal).Text("loopback: world ", config.world, " needs an exchange");
   }
   const std::string own = ProcessIdentity();
-  ASSIGN_OR_RETURN(
-      const std::vector<std::string> all,
-      bootstrap.exchange->AllGather("loopback/process", own, bootstrap.deadline));
+  ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                   bootstrap.exchange->AllGather("loopback/process", own, bootstrap.deadline));
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] == own) continue;
     return Error(Reason::kBackendUnsupported)
@@ -55,11 +52,11 @@ absl::Status CheckOneProcess(const EpGroupConfig& config, const EpBootstrap& boo
 absl::StatusOr<std::unique_ptr<LoopbackTransport>> LoopbackTransport::Create(
     const EpGroupConfig& config, const EpBootstrap& bootstrap) {
   const std::string key = StrCat(bootstrap.group_id, "/", bootstrap.epoch, "/",
-                                       Hex(Fingerprint(bootstrap.bootstrap_id)));
+                                 Hex(Fingerprint(bootstrap.bootstrap_id)));
   ASSIGN_OR_RETURN(std::shared_ptr<LoopbackHub> hub, LoopbackHub::Find(key, config.world));
   RETURN_IF_ERROR(hub->Join(config.rank));
-  auto transport = std::unique_ptr<LoopbackTransport>(
-      new LoopbackTransport(std::move(hub), config.rank));
+  auto transport =
+      std::unique_ptr<LoopbackTransport>(new LoopbackTransport(std::move(hub), config.rank));
   // After the exchange every rank holds the hub, so none can find a fresh one instead.
   RETURN_IF_ERROR(CheckOneProcess(config, bootstrap));
   return transport;
@@ -69,8 +66,7 @@ LoopbackTransport::~LoopbackTransport() { hub_->Leave(rank_); }
 
 const EpCapabilities& LoopbackTransport::capabilities() const { return kCapabilities; }
 
-absl::Status LoopbackTransport::Exchange(const OpContext& context,
-                                         std::span<const ConstBytes> send,
+absl::Status LoopbackTransport::Exchange(const OpContext& context, std::span<const ConstBytes> send,
                                          std::span<const MutableBytes> recv) {
   return hub_->Exchange(rank_, context, counter_.Next(context.sequence), send, recv);
 }

@@ -76,7 +76,8 @@ int64_t OnednnMatmul::OutRows(int64_t rows) const { return OnednnRowClass(rows);
 
 absl::Status OnednnMatmul::UseWeights(const MlpWeights& weights) {
   if (weights.gate_up != weights_.gate_up || weights.down != weights_.down) {
-    for (Packed& packed : packed_) std::fill(packed.versions.begin(), packed.versions.end(), std::nullopt);
+    for (Packed& packed : packed_)
+      std::fill(packed.versions.begin(), packed.versions.end(), std::nullopt);
   }
   weights_ = weights;
   return absl::OkStatus();
@@ -115,8 +116,8 @@ OnednnMatmul::Product& OnednnMatmul::ForwardProduct(WeightUse use, int64_t rows)
     packed.layout = describe(kMatmulRows, any).weights_desc();
   }
   const auto description = describe(rows, *packed.layout);
-  Product product = {dnnl::matmul(description), description.src_desc(),
-                     description.weights_desc(), description.dst_desc()};
+  Product product = {dnnl::matmul(description), description.src_desc(), description.weights_desc(),
+                     description.dst_desc()};
   return products_.emplace(key, std::move(product)).first->second;
 }
 
@@ -176,10 +177,10 @@ const void* OnednnMatmul::PadRows(const void* matrix, int64_t rows, int64_t cols
 }
 
 void OnednnMatmul::Run(Product& product, const void* left, const memory& right, float* out) {
-  product.primitive.execute(
-      stream_, {{DNNL_ARG_SRC, memory(product.left, engine_, const_cast<void*>(left))},
-                {DNNL_ARG_WEIGHTS, right},
-                {DNNL_ARG_DST, memory(product.out, engine_, out)}});
+  product.primitive.execute(stream_,
+                            {{DNNL_ARG_SRC, memory(product.left, engine_, const_cast<void*>(left))},
+                             {DNNL_ARG_WEIGHTS, right},
+                             {DNNL_ARG_DST, memory(product.out, engine_, out)}});
   stream_.wait();
 }
 

@@ -1,8 +1,8 @@
 // ExpertMatmul by oneDNN: cached primitives, packed weights, padded row counts.
 //
-// A product of `rows` rows is run with OnednnRowClass(rows) rows; missing input rows are copied zeros,
-// so no dimension is ever empty and no row past the given ones is read. Exceptions of oneDNN become
-// statuses here.
+// A product of `rows` rows is run with OnednnRowClass(rows) rows; missing input rows are copied
+// zeros, so no dimension is ever empty and no row past the given ones is read. Exceptions of oneDNN
+// become statuses here.
 #ifndef KERNELS_CPU_ONEDNN_MATMUL_H_
 #define KERNELS_CPU_ONEDNN_MATMUL_H_
 

@@ -1,9 +1,9 @@
 // One loop compiled for several instruction sets, chosen at run time.
 //
-// EXPERTD_VECTORIZED(Name, (parameters), (arguments)) defines `void Name(parameters)` that calls the
-// always-inline function NameBody, compiled for AVX-512, for AVX2 and for the baseline. Products and
-// sums are never contracted, so that every variant gives the same bits. (The compiler's own
-// target_clones would do, but its resolvers crash under the thread sanitizer.)
+// EXPERTD_VECTORIZED(Name, (parameters), (arguments)) defines `void Name(parameters)` that calls
+// the always-inline function NameBody, compiled for AVX-512, for AVX2 and for the baseline.
+// Products and sums are never contracted, so that every variant gives the same bits. (The
+// compiler's own target_clones would do, but its resolvers crash under the thread sanitizer.)
 #ifndef KERNELS_CPU_VECTOR_DISPATCH_H_
 #define KERNELS_CPU_VECTOR_DISPATCH_H_
 
@@ -30,25 +30,26 @@ inline VectorLevel CurrentVectorLevel() {
 
 #define EXPERTD_INLINE __attribute__((always_inline)) inline
 
-#define EXPERTD_OPTIMIZED \
-  optimize("O3", "fp-contract=off", "no-trapping-math", "no-math-errno")
+#define EXPERTD_OPTIMIZED optimize("O3", "fp-contract=off", "no-trapping-math", "no-math-errno")
 
-#define EXPERTD_VECTORIZED(Name, params, args)                                            \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"),    \
-                 EXPERTD_OPTIMIZED)) static void Name##Avx512 params { Name##Body args; } \
-  __attribute__((target("avx2"), EXPERTD_OPTIMIZED)) static void Name##Avx2 params {      \
-    Name##Body args;                                                                      \
-  }                                                                                       \
+#define EXPERTD_VECTORIZED(Name, params, args)                                              \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"),      \
+                 EXPERTD_OPTIMIZED)) static void Name##Avx512 params {                      \
+    Name##Body args;                                                                        \
+  }                                                                                         \
+  __attribute__((target("avx2"), EXPERTD_OPTIMIZED)) static void Name##Avx2 params {        \
+    Name##Body args;                                                                        \
+  }                                                                                         \
   __attribute__((EXPERTD_OPTIMIZED)) static void Name##Baseline params { Name##Body args; } \
-  void Name params {                                                                      \
-    switch (::expertd::CurrentVectorLevel()) {                                            \
-      case ::expertd::VectorLevel::kAvx512:                                               \
-        return Name##Avx512 args;                                                         \
-      case ::expertd::VectorLevel::kAvx2:                                                 \
-        return Name##Avx2 args;                                                           \
-      case ::expertd::VectorLevel::kBaseline:                                             \
-        return Name##Baseline args;                                                       \
-    }                                                                                     \
+  void Name params {                                                                        \
+    switch (::expertd::CurrentVectorLevel()) {                                              \
+      case ::expertd::VectorLevel::kAvx512:                                                 \
+        return Name##Avx512 args;                                                           \
+      case ::expertd::VectorLevel::kAvx2:                                                   \
+        return Name##Avx2 args;                                                             \
+      case ::expertd::VectorLevel::kBaseline:                                               \
+        return Name##Baseline args;                                                         \
+    }                                                                                       \
   }
 
 #endif  // KERNELS_CPU_VECTOR_DISPATCH_H_

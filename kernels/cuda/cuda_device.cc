@@ -20,6 +20,9 @@ constexpr int64_t kAlignment = 256;
 // Large enough for full PCIe speed, small enough that copying in and copying over overlap.
 constexpr int64_t kStagingBytes = 4 << 20;
 
+// What the kernels are compiled for; such code runs on no other.
+constexpr std::string_view kCapability = "9.0";
+
 // At least 256; quarter steps of the power of two below, as on the CPU.
 int64_t BlockSize(int64_t bytes) {
   if (bytes <= kAlignment) return kAlignment;
@@ -83,6 +86,12 @@ absl::Status CudaDevice::Open(int64_t ordinal) {
   facts_.pci_bus_id = pci;
   facts_.compute_capability = StrCat(properties.major, ".", properties.minor);
   facts_.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  if (facts_.compute_capability != kCapability) {
+    return Error(Reason::kBackendUnsupported)
+        .Text("device cuda:", ordinal, ": ", facts_.name, " has compute capability ",
+              facts_.compute_capability, ", this build's kernels need ", kCapability)
+        .With("device", StrCat("cuda:", ordinal));
+  }
   sm_count_ = properties.multiProcessorCount;
   ASSIGN_OR_RETURN(stream_, CreateStream());
   ASSIGN_OR_RETURN(drained_, CreateEvent());

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "base/strings.h"
 #include "base/error.h"
+#include "base/strings.h"
 
 namespace expertd {
 namespace {
@@ -29,8 +29,8 @@ int64_t ExpertLimit(const EpLayoutConfig& config) {
 absl::Status ValidateIds(const RoutingView& routing, int64_t experts) {
   if (routing.ids_dtype != DType::kI32 && routing.ids_dtype != DType::kI64) {
     return Error(Reason::kDtypeUnsupported)
-        .At("topk_ids.dtype", StrCat("got ", DTypeName(routing.ids_dtype),
-                                           ", need DTYPE_I32 or DTYPE_I64"));
+        .At("topk_ids.dtype",
+            StrCat("got ", DTypeName(routing.ids_dtype), ", need DTYPE_I32 or DTYPE_I64"));
   }
   Violations violations;
   std::vector<int64_t> last_token(static_cast<size_t>(experts), -1);

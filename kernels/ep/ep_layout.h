@@ -1,8 +1,8 @@
 // Pure arithmetic of expert-parallel routing: validation, counts, layout of all ranks, slots.
 //
-// Every rank computes the layout of every rank from the same [world, experts] counts, so all of them
-// refuse alike and a sender knows the slot of each of its routes without asking. Host memory only; no
-// device, no transport. Thread-compatible, no state.
+// Every rank computes the layout of every rank from the same [world, experts] counts, so all of
+// them refuse alike and a sender knows the slot of each of its routes without asking. Host memory
+// only; no device, no transport. Thread-compatible, no state.
 #ifndef KERNELS_EP_EP_LAYOUT_H_
 #define KERNELS_EP_EP_LAYOUT_H_
 

@@ -16,31 +16,44 @@ __device__ int64_t ReadId(const RouteShape& shape, int64_t index) {
                         : static_cast<const int32_t*>(shape.ids)[index];
 }
 
-// Sets the bits of this block's tile: rows [0, E) by expert, [E, E + R) by rank. Returns this
-// thread's flags.
-__device__ int MarkTile(const RouteShape& shape, uint32_t* bits) {
+// The second time that an expert stands in a token's routes, of which there are at least two.
+__device__ int64_t SecondTime(const RouteShape& shape, int64_t first, int64_t id) {
+  int seen = 0;
+  for (int64_t k = 0; k < shape.top_k; ++k) {
+    if (ReadId(shape, first + k) == id && ++seen == 2) return first + k;
+  }
+  return first;
+}
+
+// Sets the bits of this block's tile: rows [0, E) by expert, [E, E + R) by rank. Returns the first bad
+// route that this thread found.
+__device__ int32_t MarkTile(const RouteShape& shape, uint32_t* bits) {
   for (int i = threadIdx.x; i < shape.columns() * kWords; i += kThreads) bits[i] = 0;
   __syncthreads();
   const int64_t begin = blockIdx.x * kRouteTile;
   const int tokens = static_cast<int>(min(kRouteTile, shape.tokens - begin));
   const int top_k = static_cast<int>(shape.top_k);
   const int64_t local = shape.experts / shape.world;
-  int flags = 0;
+  int32_t bad = kNoBadRoute;
   for (int i = threadIdx.x; i < tokens * top_k; i += kThreads) {
     const int token = i / top_k;
-    const int64_t id = ReadId(shape, begin * top_k + i);
+    const int64_t index = begin * top_k + i;
+    const int64_t id = ReadId(shape, index);
     if (id == -1) continue;
     if (id < 0 || id >= shape.experts) {
-      flags |= kFlagIdRange;
+      bad = min(bad, static_cast<int32_t>(2 * index));
       continue;
     }
     const uint32_t bit = 1u << (token % 32);
     const int word = token / 32;
-    if (atomicOr(&bits[id * kWords + word], bit) & bit) flags |= kFlagDuplicate;
+    if (atomicOr(&bits[id * kWords + word], bit) & bit) {
+      const int64_t second = SecondTime(shape, (begin + token) * top_k, id);
+      bad = min(bad, static_cast<int32_t>(2 * second + 1));
+    }
     atomicOr(&bits[(shape.experts + id / local) * kWords + word], bit);
   }
   __syncthreads();
-  return flags;
+  return bad;
 }
 
 // Set bits of a column before `token`.
@@ -51,12 +64,14 @@ __device__ int Before(const uint32_t* column, int token) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    CountKernel(RouteShape shape, int32_t* counts, int32_t* flags) {
+    CountKernel(RouteShape shape, int32_t* counts, int32_t* bad) {
   extern __shared__ uint32_t bits[];
-  const int own = MarkTile(shape, bits);
-  const int any = __syncthreads_or(own & kFlagIdRange) ? kFlagIdRange : 0;
-  const int twice = __syncthreads_or(own & kFlagDuplicate) ? kFlagDuplicate : 0;
-  if (threadIdx.x == 0) flags[blockIdx.x] = any | twice;
+  __shared__ int32_t first_bad;
+  if (threadIdx.x == 0) first_bad = kNoBadRoute;
+  const int32_t mine = MarkTile(shape, bits);
+  if (mine != kNoBadRoute) atomicMin(&first_bad, mine);
+  __syncthreads();
+  if (threadIdx.x == 0) bad[blockIdx.x] = first_bad;
   for (int column = threadIdx.x; column < shape.columns(); column += kThreads) {
     int sum = 0;
     for (int word = 0; word < kWords; ++word) sum += __popc(bits[column * kWords + word]);
@@ -82,11 +97,11 @@ __device__ void ScanColumn(const ScanParams& params, int64_t column, int lane) {
 }
 
 __device__ void WriteHeader(const ScanParams& params, int lane) {
-  int flags = 0;
-  for (int64_t tile = lane; tile < params.tiles; tile += kWarp) flags |= params.flags[tile];
-  flags = __reduce_or_sync(kAllLanes, flags);
+  int32_t bad = kNoBadRoute;
+  for (int64_t tile = lane; tile < params.tiles; tile += kWarp) bad = min(bad, params.bad[tile]);
+  bad = __reduce_min_sync(kAllLanes, bad);
   if (lane < kRecordHeader) {
-    params.record[lane] = lane == kRecordFlags ? flags : params.header[lane];
+    params.record[lane] = lane == kRecordBadRoute ? bad : params.header[lane];
   }
 }
 
@@ -157,14 +172,14 @@ cudaError_t SharedBytes(Kernel* kernel, const RouteShape& shape, size_t* bytes) 
 
 }  // namespace
 
-cudaError_t LaunchCount(const RouteShape& shape, int32_t* counts, int32_t* flags,
+cudaError_t LaunchCount(const RouteShape& shape, int32_t* counts, int32_t* bad,
                         cudaStream_t stream) {
   const int64_t tiles = RouteTiles(shape.tokens);
   if (tiles == 0) return cudaSuccess;
   size_t shared = 0;
   const cudaError_t raised = SharedBytes(CountKernel, shape, &shared);
   if (raised != cudaSuccess) return raised;
-  CountKernel<<<static_cast<unsigned>(tiles), kThreads, shared, stream>>>(shape, counts, flags);
+  CountKernel<<<static_cast<unsigned>(tiles), kThreads, shared, stream>>>(shape, counts, bad);
   return cudaGetLastError();
 }
 

@@ -22,10 +22,15 @@ inline constexpr int64_t RouteTiles(int64_t tokens) {
 }
 
 // What a rank tells the others: a header, then counts [E], then wire rows [R].
-enum RouteRecord : int { kRecordFlags, kRecordReject, kRecordExperts, kRecordTopK,
-                         kRecordAlignment, kRecordHeader = 8 };
-inline constexpr int32_t kFlagIdRange = 1;
-inline constexpr int32_t kFlagDuplicate = 2;
+enum RouteRecord : int {
+  kRecordBadRoute,  // 2 * (t * K + k) of the first bad id, + 1 for a duplicate; kNoBadRoute: none
+  kRecordReject,
+  kRecordExperts,
+  kRecordTopK,
+  kRecordAlignment,
+  kRecordHeader = 8
+};
+inline constexpr int32_t kNoBadRoute = 0x7fffffff;
 
 struct RouteShape {
   const void* ids = nullptr;  // [T, K] i64 or i32
@@ -35,21 +40,22 @@ struct RouteShape {
   int64_t experts = 0;        // E
   int64_t world = 1;          // R
 
-  int64_t columns() const { return experts + world; }
+  constexpr int64_t columns() const { return experts + world; }
 };
 
 // counts: [E + R, tiles] i32: routes to an expert, and tokens with a route to a rank, of each tile.
-// flags: [tiles] i32, kFlag... of the tile's ids. Nothing is launched without tokens.
-cudaError_t LaunchCount(const RouteShape& shape, int32_t* counts, int32_t* flags,
+// bad: [tiles] i32, the tile's first bad route. Nothing is launched without tokens.
+// REQUIRES: 2 * T * K fits 31 bits.
+cudaError_t LaunchCount(const RouteShape& shape, int32_t* counts, int32_t* bad,
                         cudaStream_t stream);
 
-// Makes counts exclusive sums over the tiles and writes the record: header (flags of all tiles, and
-// the rest from `header`), then the totals [E + R].
+// Makes counts exclusive sums over the tiles and writes the record: header (the first bad route of
+// all tiles, and the rest from `header`), then the totals [E + R].
 struct ScanParams {
   int64_t tiles = 0;
   int64_t columns = 0;
   int32_t* counts = nullptr;
-  const int32_t* flags = nullptr;
+  const int32_t* bad = nullptr;
   int32_t header[kRecordHeader] = {};
   int32_t* record = nullptr;
 };

@@ -19,8 +19,7 @@ std::vector<RouteList> BuildRouteLists(const RoutingView& routing, const EpLayou
       if (slot < 0) continue;
       RouteList& list = lists[static_cast<size_t>(layout.OwnerOf(RouteId(routing, position)))];
       if (list.tokens.empty() || list.tokens.back() != t) list.tokens.push_back(t);
-      list.routes.push_back(
-          {static_cast<int32_t>(list.rows() - 1), static_cast<int32_t>(slot)});
+      list.routes.push_back({static_cast<int32_t>(list.rows() - 1), static_cast<int32_t>(slot)});
       list.positions.push_back(position);
     }
   }
@@ -31,7 +30,8 @@ absl::StatusOr<int64_t> CheckedRows(std::span<const WireRoute> routes, int64_t t
   int64_t rows = 0;
   for (const WireRoute& route : routes) {
     const bool next = route.row == rows;
-    if ((!next && route.row != rows - 1) || route.slot < 0 || route.slot >= total) {
+    if (route.row < 0 || (!next && route.row != rows - 1) || route.slot < 0 ||
+        route.slot >= total) {
       return Error(Reason::kInternal)
           .Text("received route list: row ", route.row, " to slot ", route.slot, " after ", rows,
                 " rows of ", total, " slots");

@@ -36,8 +36,8 @@ struct RouteList {
 std::vector<RouteList> BuildRouteLists(const RoutingView& routing, const EpLayout& layout,
                                        std::span<const int64_t> slots);
 
-// Rows that a received list refers to. Errors: INTERNAL when rows do not count up from 0 or a slot is
-// outside [0, total): the sender is broken, and the list must not be used.
+// Rows that a received list refers to. Errors: INTERNAL when rows do not count up from 0 or a slot
+// is outside [0, total): the sender is broken, and the list must not be used.
 absl::StatusOr<int64_t> CheckedRows(std::span<const WireRoute> routes, int64_t total);
 
 }  // namespace expertd

@@ -86,9 +86,8 @@ void TokenSelector::SelectedWeights(const float* x, const int64_t* ids) {
     largest = std::max(largest, static_cast<double>(x[ids[k]]));
   }
   for (int64_t k = 0; k < config_.top_k; ++k) {
-    selected_[At(k)] = softmax_of_selected
-                           ? std::exp(static_cast<double>(x[ids[k]]) - largest)
-                           : probabilities_[At(ids[k])];
+    selected_[At(k)] = softmax_of_selected ? std::exp(static_cast<double>(x[ids[k]]) - largest)
+                                           : probabilities_[At(ids[k])];
     sum += selected_[At(k)];
   }
   const bool normalised_sigmoid = config_.kind == RouterKind::kSigmoid && config_.top_k > 1;
@@ -104,8 +103,8 @@ void TokenSelector::Select(const float* x, const float* bias, int64_t* ids, floa
     Softmax(x);
   }
   for (int64_t e = 0; e < config_.expert_count; ++e) {
-    double score = sigmoid || config_.softmax_before_topk ? probabilities_[At(e)]
-                                                          : static_cast<double>(x[e]);
+    double score =
+        sigmoid || config_.softmax_before_topk ? probabilities_[At(e)] : static_cast<double>(x[e]);
     if (sigmoid && bias != nullptr) score += static_cast<double>(bias[e]);
     scores_[At(e)] = std::isnan(score) ? kLowest : score;
   }

@@ -1,8 +1,8 @@
 // Pure: which experts one token goes to, with which weights, and the gradients of both maps.
 //
-// Formulas in router_kernels.h. One token at a time, in f64; host memory. Vectors are scratch of the
-// caller and only grow. NaN logits rank below all others, so that ids stay valid; the weights become
-// NaN and whoever checks them reports it.
+// Formulas in router_kernels.h. One token at a time, in f64; host memory. Vectors are scratch of
+// the caller and only grow. NaN logits rank below all others, so that ids stay valid; the weights
+// become NaN and whoever checks them reports it.
 #ifndef KERNELS_ROUTER_SELECTION_H_
 #define KERNELS_ROUTER_SELECTION_H_
 
@@ -21,8 +21,7 @@ class TokenSelector {
   // x: [E]; bias: [E] or null -> ids [K] ascending, weights [K].
   void Select(const float* x, const float* bias, int64_t* ids, float* weights);
   // grad_x: [E], overwritten.
-  void SelectBackward(const float* x, const int64_t* ids, const float* grad_weights,
-                      float* grad_x);
+  void SelectBackward(const float* x, const int64_t* ids, const float* grad_weights, float* grad_x);
   // affinity [E] += a of this token.
   void AddAffinity(const float* x, double* affinity);
   // grad_x [E] += d (sum over e of scale[e] * a_e) / d x.

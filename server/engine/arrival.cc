@@ -27,13 +27,9 @@ struct WireHeader {
 };
 static_assert(sizeof(WireHeader) == 56);
 
-bool UsesWeights(OpKind op) {
-  return op == OpKind::kForward || op == OpKind::kBackward;
-}
+bool UsesWeights(OpKind op) { return op == OpKind::kForward || op == OpKind::kBackward; }
 
-bool NeedsGradients(OpKind op) {
-  return op == OpKind::kBackward || op == OpKind::kApplyGradients;
-}
+bool NeedsGradients(OpKind op) { return op == OpKind::kBackward || op == OpKind::kApplyGradients; }
 
 absl::Status Conflict(std::string_view field, size_t rank, std::string_view first,
                       std::string_view other) {
@@ -72,8 +68,8 @@ absl::Status CompareState(const std::vector<ArrivalRecord>& records) {
     }
     if (UsesWeights(record.op) && record.weights_version != records[0].weights_version) {
       return Error(Reason::kLayerNeedsRestore)
-          .Text("weights versions differ: rank 0 has ", records[0].weights_version, ", rank ",
-                rank, " has ", record.weights_version)
+          .Text("weights versions differ: rank 0 has ", records[0].weights_version, ", rank ", rank,
+                " has ", record.weights_version)
           .With("rank", rank);
     }
   }

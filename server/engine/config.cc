@@ -244,6 +244,7 @@ LayerSizes SizesOf(const LayerConfig& config, bool frozen) {
   sizes.gate_up_bias = config.gate_up_bias;
   sizes.down_bias = config.down_bias;
   sizes.server_router = config.router_on_server;
+  sizes.router = config.router.kind != RouterKind::kNone;
   sizes.frozen = frozen;
   if (config.optimizer.kind == OptimizerKind::kAdamW) sizes.optimizer_states = 2;
   if (config.optimizer.kind == OptimizerKind::kSgd && config.optimizer.momentum > 0) {

@@ -34,7 +34,11 @@ struct GroupConfig {
   int64_t ticket_memory_bytes = 0;
   int64_t sequence_window = 0;
 
-  int64_t world() const { return dp_size * ep_size; }
+  // -1 when the product does not fit.
+  int64_t world() const {
+    int64_t product = 0;
+    return __builtin_mul_overflow(dp_size, ep_size, &product) ? -1 : product;
+  }
 };
 
 enum class OptimizerKind : uint8_t { kNone = 0, kSgd, kAdamW };

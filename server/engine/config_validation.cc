@@ -78,9 +78,9 @@ void CheckRouter(const LayerConfig& layer, Rules& rules) {
                 StrCat("got ", layer.aux_loss_coefficient, ", need 0 without a router"));
   rules.AtLeast(router.groups, 1, "router.groups");
   if (router.groups < 1 || layer.expert_count < 1) return;
-  rules.Require(layer.expert_count % router.groups == 0, "router.groups",
-                StrCat("got ", router.groups, ", need a divisor of expert_count ",
-                       layer.expert_count));
+  rules.Require(
+      layer.expert_count % router.groups == 0, "router.groups",
+      StrCat("got ", router.groups, ", need a divisor of expert_count ", layer.expert_count));
   rules.Range(router.kept_groups, 1, router.groups, "router.kept_groups");
   if (router.kept_groups < 1 || router.kept_groups > router.groups || layer.top_k < 1) return;
   rules.Require(layer.top_k % router.kept_groups == 0, "router.kept_groups",
@@ -97,8 +97,7 @@ void CheckLayerWithinGroup(const LayerConfig& layer, const GroupConfig& group, R
   rules.Range(layer.top_k, 1, std::min(group.max_top_k, std::max<int64_t>(1, layer.expert_count)),
               "top_k");
   rules.Require(layer.expert_count % group.ep_size == 0, "expert_count",
-                StrCat("got ", layer.expert_count, ", need a multiple of ep_size ",
-                       group.ep_size));
+                StrCat("got ", layer.expert_count, ", need a multiple of ep_size ", group.ep_size));
   rules.Require(DTypeSize(layer.token_dtype) <= DTypeSize(group.max_token_dtype), "token_dtype",
                 StrCat("got ", DTypeName(layer.token_dtype), ", need no wider than the group's ",
                        DTypeName(group.max_token_dtype)));
@@ -123,9 +122,9 @@ absl::Status ValidateGroupConfig(const GroupConfig& config, int64_t max_message_
   rules.AtLeast(config.ticket_memory_bytes, 1, "ticket_memory_bytes");
   rules.Range(config.sequence_window, 1, kMaxWindow, "sequence_window");
   if (config.ep_size > 0 && config.max_experts > 0) {
-    rules.Require(config.max_experts % config.ep_size == 0, "max_experts",
-                  StrCat("got ", config.max_experts, ", need a multiple of ep_size ",
-                         config.ep_size));
+    rules.Require(
+        config.max_experts % config.ep_size == 0, "max_experts",
+        StrCat("got ", config.max_experts, ", need a multiple of ep_size ", config.ep_size));
   }
   if (!rules.empty()) return rules.ToStatus("group config");
   if (config.dp_size > 1) {
@@ -158,9 +157,9 @@ absl::Status ValidateLayerConfig(const LayerConfig& layer, const GroupConfig& gr
   const bool hidden_fits = layer.hidden >= 1 && layer.hidden <= group.max_hidden;
   const int64_t row_bytes =
       hidden_fits ? layer.hidden * static_cast<int64_t>(DTypeSize(layer.token_dtype)) : 0;
-  rules.Require(!device_is_gpu || row_bytes % kGpuRowBytes == 0, "hidden",
-                StrCat("got rows of ", row_bytes, " bytes, need a multiple of ", kGpuRowBytes,
-                       " on GPUs"));
+  rules.Require(
+      !device_is_gpu || row_bytes % kGpuRowBytes == 0, "hidden",
+      StrCat("got rows of ", row_bytes, " bytes, need a multiple of ", kGpuRowBytes, " on GPUs"));
   CheckRouter(layer, rules);
   CheckOptimizer(layer.optimizer, rules);
   return rules.ToStatus("layer config");

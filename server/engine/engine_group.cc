@@ -101,16 +101,15 @@ absl::StatusOr<BootstrapClaim> EngineImpl::CreateBootstrapId(const std::string& 
   if (epoch == claim_.epoch) {
     if (claim_.claimant != claimant || claim_.group_id != group_id) {
       return Error(Reason::kSequenceConflict)
-          .Text("epoch ", epoch, " is claimed by ", claim_.claimant, " for group ",
-                claim_.group_id, ", got ", claimant, " for ", group_id)
+          .Text("epoch ", epoch, " is claimed by ", claim_.claimant, " for group ", claim_.group_id,
+                ", got ", claimant, " for ", group_id)
           .With("claimant", claim_.claimant)
           .With("epoch", epoch);
     }
   } else {
     if (epoch <= machine_.highest_epoch_seen()) {
       return Error(Reason::kEpochStale)
-          .Text("epoch is stale: got ", epoch, ", need more than ",
-                machine_.highest_epoch_seen())
+          .Text("epoch is stale: got ", epoch, ", need more than ", machine_.highest_epoch_seen())
           .With("epoch", epoch)
           .With("current_epoch", machine_.highest_epoch_seen());
     }
@@ -147,9 +146,9 @@ absl::Status EngineImpl::CheckJoinLocked(const JoinRequest& request) {
   const Member& self = request.members[static_cast<size_t>(request.rank)];
   if (self.slot != facts_.slot || self.incarnation != facts_.incarnation) {
     return Error(Reason::kConfigMismatch)
-        .Text("member ", request.rank, " is not this daemon: got slot ", self.slot,
-              " incarnation ", self.incarnation, ", need slot ", facts_.slot, " incarnation ",
-              facts_.incarnation, " (it was restarted, or the address is another daemon's)")
+        .Text("member ", request.rank, " is not this daemon: got slot ", self.slot, " incarnation ",
+              self.incarnation, ", need slot ", facts_.slot, " incarnation ", facts_.incarnation,
+              " (it was restarted, or the address is another daemon's)")
         .With("field", StrCat("members[", request.rank, "]"));
   }
   return absl::OkStatus();
@@ -214,7 +213,7 @@ void EngineImpl::RunJoin(const JoinRequest& request) {
     if (machine_.epoch() != request.epoch || machine_.state() != GroupState::kJoining) {
       return;  // fenced before it began; its callers have their answer
     }
-    if (join_waiters_.empty()) {  // left, or stopping, before it began
+    if (join_waiters_.empty()) {             // left, or stopping, before it began
       machine_.OnJoinFailed(request.epoch);  // the watchdog tells those who watch
       return;
     }
@@ -258,8 +257,7 @@ absl::StatusOr<std::vector<JoinRecord>> EngineImpl::ExchangeJoin(const JoinReque
                              info.accumulated_backwards, info.frozen});
   }
   const auto timeout = std::max<std::chrono::milliseconds>(
-      kMinJoinTimeout,
-      std::chrono::milliseconds(kJoinTimeouts * request.config.base_timeout_ms));
+      kMinJoinTimeout, std::chrono::milliseconds(kJoinTimeouts * request.config.base_timeout_ms));
   const SteadyTime deadline = std::min(request.deadline, Clock::Real().Now() + timeout);
   ASSIGN_OR_RETURN(const std::vector<std::string> blobs,
                    session.exchange->AllGather("join/config", EncodeJoin(record), deadline));
@@ -286,24 +284,22 @@ absl::Status EngineImpl::FormGroup(const JoinRequest& request, GroupSession& ses
   bootstrap.bootstrap_id = request.bootstrap_id;
   bootstrap.listen_host = options_.data_host;
   bootstrap.exchange = session.exchange.get();
-  bootstrap.deadline = std::min(
-      request.deadline, Clock::Real().Now() + std::chrono::milliseconds(std::max<int64_t>(
-                                                  request.config.base_timeout_ms, 10000)));
-  absl::StatusOr<std::unique_ptr<EpBackend>> backend =
-      CreateEpBackend(request.config.backend, *state_.device, EpConfigOf(request.config,
-                                                                         request.rank),
-                      bootstrap);
+  bootstrap.deadline =
+      std::min(request.deadline, Clock::Real().Now() + std::chrono::milliseconds(std::max<int64_t>(
+                                                           request.config.base_timeout_ms, 10000)));
+  absl::StatusOr<std::unique_ptr<EpBackend>> backend = CreateEpBackend(
+      request.config.backend, *state_.device, EpConfigOf(request.config, request.rank), bootstrap);
   // Every rank says how it went before any of them is ready.
-  const absl::StatusOr<std::vector<std::string>> outcomes = session.exchange->AllGather(
-      "join/ready", EncodeStatus(backend.status()), bootstrap.deadline);
+  const absl::StatusOr<std::vector<std::string>> outcomes =
+      session.exchange->AllGather("join/ready", EncodeStatus(backend.status()), bootstrap.deadline);
   RETURN_IF_ERROR(backend.status());
   RETURN_IF_ERROR(outcomes.status());
   for (size_t rank = 0; rank < outcomes->size(); ++rank) {
     const absl::Status outcome = DecodeStatus((*outcomes)[rank]);
     if (outcome.ok()) continue;
     return Error(Reason::kPeerRejected)
-        .Text("rank ", rank, " could not form the communicator: ",
-              ReasonName(ReasonOf(outcome)), ": ", StdView(outcome.message()))
+        .Text("rank ", rank, " could not form the communicator: ", ReasonName(ReasonOf(outcome)),
+              ": ", StdView(outcome.message()))
         .With("rank", rank)
         .With("peer_reason", ReasonName(ReasonOf(outcome)));
   }
@@ -350,8 +346,9 @@ void EngineImpl::FinishJoin(const JoinRequest& request, std::shared_ptr<GroupSes
       parting_exchange_ = std::move(session->exchange);
     }
     NotifyLocked(answers);
-    const absl::StatusOr<GroupInfo> answer =
-        status.ok() ? absl::StatusOr<GroupInfo>(DescribeLocked()) : absl::StatusOr<GroupInfo>(status);
+    const absl::StatusOr<GroupInfo> answer = status.ok()
+                                                 ? absl::StatusOr<GroupInfo>(DescribeLocked())
+                                                 : absl::StatusOr<GroupInfo>(status);
     for (JoinCallback& waiter : waiters) {
       answers.push_back([waiter = std::move(waiter), answer] { waiter(answer); });
     }
@@ -429,8 +426,9 @@ void EngineImpl::AbortGroup(const std::string& group_id, uint64_t epoch, const s
     } else {
       const bool joining = machine_.state() == GroupState::kJoining;
       const absl::Status broken =
-          joining ? absl::Status(Error(Reason::kCancelled).Text("the group was aborted: ", reason))
-                  : absl::Status(Error(Reason::kGroupBroken).Text("the group was aborted: ", reason));
+          joining
+              ? absl::Status(Error(Reason::kCancelled).Text("the group was aborted: ", reason))
+              : absl::Status(Error(Reason::kGroupBroken).Text("the group was aborted: ", reason));
       FenceLocked(broken, answers);
       machine_.OnBroken(epoch, StrCat("aborted: ", reason));
       NotifyLocked(answers);

@@ -114,9 +114,9 @@ absl::StatusOr<ShardingMetadata> EngineImpl::GetShardingMetadata(
   if (session_ == nullptr) {
     return Error(Reason::kGroupNotReady).Text("no group is formed here: sharding needs its mesh");
   }
-  ASSIGN_OR_RETURN(ShardingMetadata metadata,
-                   DescribeSharding(layer_id, layer.config, group_config_, session_->places,
-                                    tokens_per_rank));
+  ASSIGN_OR_RETURN(
+      ShardingMetadata metadata,
+      DescribeSharding(layer_id, layer.config, group_config_, session_->places, tokens_per_rank));
   metadata.group_id = machine_.group_id();
   metadata.epoch = machine_.epoch();
   return metadata;

@@ -34,8 +34,7 @@ class EngineImpl final : public Engine {
   uint64_t HighestEpochSeen() const override;
   absl::StatusOr<BootstrapClaim> CreateBootstrapId(const std::string& group_id, uint64_t epoch,
                                                    const std::string& claimant) override;
-  void JoinGroup(JoinRequest request,
-                 std::function<void(absl::StatusOr<GroupInfo>)> done) override;
+  void JoinGroup(JoinRequest request, std::function<void(absl::StatusOr<GroupInfo>)> done) override;
   void LeaveGroup(const std::string& group_id, uint64_t epoch,
                   std::function<void(absl::Status)> done) override;
   void AbortGroup(const std::string& group_id, uint64_t epoch, const std::string& reason,
@@ -124,8 +123,8 @@ class EngineImpl final : public Engine {
   const EngineOptions options_;
   ServerFacts facts_;
   DeviceState state_;  // device thread only
-  // Of the last join that failed: its records may still be on their way to ranks that have not heard
-  // why. Device thread only.
+  // Of the last join that failed: its records may still be on their way to ranks that have not
+  // heard why. Device thread only.
   std::unique_ptr<PeerExchange> parting_exchange_;
   std::shared_ptr<PeerBoard> board_;
 

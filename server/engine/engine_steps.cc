@@ -54,12 +54,12 @@ void EngineImpl::Submit(std::shared_ptr<Operation> op, OperationCallback done) {
     }
     if (refusal.ok() && fresh &&
         counters_.bytes_in_flight + op->request_bytes > options_.bytes_in_flight) {
-      refusal = Error(Reason::kBytesInFlight)
-                    .Text("request of ", op->request_bytes, " bytes beside ",
-                          counters_.bytes_in_flight, " in flight, limit ",
-                          options_.bytes_in_flight, " (flag --bytes_in_flight)")
-                    .With("limit", options_.bytes_in_flight)
-                    .With("flag", "bytes_in_flight");
+      refusal =
+          Error(Reason::kBytesInFlight)
+              .Text("request of ", op->request_bytes, " bytes beside ", counters_.bytes_in_flight,
+                    " in flight, limit ", options_.bytes_in_flight, " (flag --bytes_in_flight)")
+              .With("limit", options_.bytes_in_flight)
+              .With("flag", "bytes_in_flight");
     }
     if (refusal.ok()) {
       AdmissionResult result = book_.Admit(sequence, op->header.request_id);
@@ -109,9 +109,8 @@ void EngineImpl::ScheduleLocked() {
   running_ = true;
   cancel_reason_ = absl::OkStatus();
   const Operation& op = *pending->second.op;
-  running_deadline_ =
-      std::min(op.deadline, Clock::Real().Now() +
-                                std::chrono::milliseconds(group_config_.base_timeout_ms));
+  running_deadline_ = std::min(
+      op.deadline, Clock::Real().Now() + std::chrono::milliseconds(group_config_.base_timeout_ms));
   const uint64_t epoch = machine_.epoch();
   device_thread_->Post([this, epoch] { RunNext(epoch); });
 }
@@ -208,12 +207,10 @@ void EngineImpl::FinishStep(uint64_t epoch, std::shared_ptr<Operation> op,
       }
     }
     if (!group_status.ok() && machine_.epoch() == epoch) {
-      const std::string reason =
-          StrCat(OpName(op->kind), " of sequence ", sequence, ": ",
-                 StdView(group_status.message()));
+      const std::string reason = StrCat(OpName(op->kind), " of sequence ", sequence, ": ",
+                                        StdView(group_status.message()));
       machine_.OnBroken(epoch, reason);
-      FailPendingLocked(Error(Reason::kGroupBroken).Text("the group is broken: ", reason),
-                        answers);
+      FailPendingLocked(Error(Reason::kGroupBroken).Text("the group is broken: ", reason), answers);
       NotifyLocked(answers);
       Log(LogLevel::kError, "group_broken").Field("epoch", epoch).Field("reason", reason);
     } else {
@@ -281,10 +278,10 @@ void EngineImpl::CancelOperation(const StepHeader& header) {
     if (pending->second.op->header.request_id != header.request_id) return;
     // Someone else still waits for the same operation.
     if (pending->second.callbacks.size() > 1) return;
-    const absl::Status reason = Error(Reason::kCancelled)
-                                    .Text("the caller of rank ", rank_, " cancelled sequence ",
-                                          header.sequence)
-                                    .With("rank", rank_);
+    const absl::Status reason =
+        Error(Reason::kCancelled)
+            .Text("the caller of rank ", rank_, " cancelled sequence ", header.sequence)
+            .With("rank", rank_);
     if (running_ && header.sequence == book_.next()) {
       CancelRunningLocked(reason);
     } else {
@@ -365,16 +362,16 @@ void EngineImpl::WatchOnce(SteadyTime now) {
       AbandonLocked(sequence,
                     gap ? Gap(sequence, book_.next())
                         : Error(Reason::kStepTimeout)
-                              .Text("sequence ", sequence, " waited behind sequence ",
-                                    book_.next(), " past its deadline")
+                              .Text("sequence ", sequence, " waited behind sequence ", book_.next(),
+                                    " past its deadline")
                               .ToStatus(),
                     answers);
     }
     if (running_ && now - kWatchdogGrace >= running_deadline_) {
-      CancelRunningLocked(Error(Reason::kStepTimeout)
-                              .Text("sequence ", book_.next(), " ran past its deadline on rank ",
-                                    rank_)
-                              .With("rank", rank_));
+      CancelRunningLocked(
+          Error(Reason::kStepTimeout)
+              .Text("sequence ", book_.next(), " ran past its deadline on rank ", rank_)
+              .With("rank", rank_));
       // Once is enough: what follows is the stuck limit.
       running_deadline_ = SteadyTime::max();
     }
@@ -389,8 +386,8 @@ void EngineImpl::WatchOnce(SteadyTime now) {
     if (device_thread_->RunningFor(now) > limit) {
       stuck = Error(Reason::kDeviceFault)
                   .Text("the device thread has been in one task for ",
-                        ToSeconds(device_thread_->RunningFor(now)), " s, limit ",
-                        ToSeconds(limit), " s");
+                        ToSeconds(device_thread_->RunningFor(now)), " s, limit ", ToSeconds(limit),
+                        " s");
     }
   }
   for (auto& answer : answers) answer();

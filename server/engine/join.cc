@@ -25,14 +25,13 @@ bool ParseLayer(const std::string& text, JoinLayer& layer) {
   const std::vector<std::string> parts = absl::StrSplit(text, ',');
   int64_t valid = 0;
   int64_t frozen = 0;
-  const bool ok = parts.size() == 8 && absl::SimpleAtoi(parts[0], &layer.fingerprint) &&
-                  absl::SimpleAtoi(parts[1], &layer.weights_version) &&
-                  absl::SimpleAtoi(parts[2], &layer.first_expert) &&
-                  absl::SimpleAtoi(parts[3], &layer.local_experts) &&
-                  absl::SimpleAtoi(parts[4], &valid) &&
-                  absl::SimpleAtoi(parts[5], &layer.accumulated_backwards) &&
-                  absl::SimpleAtoi(parts[6], &frozen) &&
-                  absl::SimpleAtoi(parts[7], &layer.expert_count);
+  const bool ok =
+      parts.size() == 8 && absl::SimpleAtoi(parts[0], &layer.fingerprint) &&
+      absl::SimpleAtoi(parts[1], &layer.weights_version) &&
+      absl::SimpleAtoi(parts[2], &layer.first_expert) &&
+      absl::SimpleAtoi(parts[3], &layer.local_experts) && absl::SimpleAtoi(parts[4], &valid) &&
+      absl::SimpleAtoi(parts[5], &layer.accumulated_backwards) &&
+      absl::SimpleAtoi(parts[6], &frozen) && absl::SimpleAtoi(parts[7], &layer.expert_count);
   layer.gradients_valid = valid != 0;
   layer.frozen = frozen != 0;
   return ok;
@@ -97,8 +96,8 @@ std::string LayerDifference(const JoinLayer& mine, const std::optional<JoinLayer
     return StrCat("rank ", other_rank, " has another config");
   }
   if (other->weights_version != mine.weights_version) {
-    return StrCat("weights_version is ", mine.weights_version, " here and ",
-                  other->weights_version, " on rank ", other_rank);
+    return StrCat("weights_version is ", mine.weights_version, " here and ", other->weights_version,
+                  " on rank ", other_rank);
   }
   return "";
 }
@@ -196,10 +195,9 @@ std::map<std::string, std::string> LayersToRestore(const std::vector<JoinRecord>
     const int64_t local = mine.expert_count / world;
     if (local * world != mine.expert_count || mine.local_experts != local ||
         mine.first_expert != rank * local) {
-      verdicts[mine.layer_id] =
-          StrCat("it holds ", mine.local_experts, " of ", mine.expert_count, " experts from ",
-                 mine.first_expert, " and rank ", rank, " of ", world, " needs ", local,
-                 " from ", rank * local);
+      verdicts[mine.layer_id] = StrCat("it holds ", mine.local_experts, " of ", mine.expert_count,
+                                       " experts from ", mine.first_expert, " and rank ", rank,
+                                       " of ", world, " needs ", local, " from ", rank * local);
       continue;
     }
     for (size_t other = 0; other < records.size(); ++other) {
@@ -232,15 +230,15 @@ std::vector<std::string> LayersWithInvalidGradients(const std::vector<JoinRecord
 
 bool VersionsFit(std::string_view a, std::string_view b) {
   if (a == b) return true;
-  auto parse = [](std::string_view text, int& major, int& minor) {
+  auto parse = [](std::string_view text, int64_t& major, int64_t& minor) {
     const std::vector<std::string> parts = absl::StrSplit(AbslView(text), '.');
     return parts.size() >= 2 && absl::SimpleAtoi(parts[0], &major) &&
-           absl::SimpleAtoi(parts[1], &minor);
+           absl::SimpleAtoi(parts[1], &minor) && minor >= 0;
   };
-  int major_a = 0;
-  int minor_a = 0;
-  int major_b = 0;
-  int minor_b = 0;
+  int64_t major_a = 0;
+  int64_t minor_a = 0;
+  int64_t major_b = 0;
+  int64_t minor_b = 0;
   if (!parse(a, major_a, minor_a) || !parse(b, major_b, minor_b)) return false;
   return major_a == major_b && std::abs(minor_a - minor_b) <= 1;
 }

@@ -44,8 +44,9 @@ struct JoinRecord {
 std::string EncodeJoin(const JoinRecord& record);
 absl::StatusOr<JoinRecord> DecodeJoin(std::string_view bytes);
 
-// What `rank` concludes: its own refusal; PEER_REJECTED with a peer's; CONFIG_MISMATCH naming field,
-// both values and both ranks when configs, members, bootstrap ids, devices or versions do not fit.
+// What `rank` concludes: its own refusal; PEER_REJECTED with a peer's; CONFIG_MISMATCH naming
+// field, both values and both ranks when configs, members, bootstrap ids, devices or versions do
+// not fit.
 absl::Status ConcludeJoin(const std::vector<JoinRecord>& records, int64_t rank);
 
 // Layers that do not fit together, with the reason. A layer that `rank` holds and another rank does

@@ -81,8 +81,7 @@ absl::Status PeerBoard::PutLocked(const PeerRecord& record) {
       SlotsLocked({record.sequence, record.stage})[static_cast<size_t>(record.from_rank)];
   if (slot && *slot != record.bytes) {
     return Error(Reason::kSequenceConflict)
-        .Text("rank ", record.from_rank, " has sent another record for sequence ",
-              record.sequence);
+        .Text("rank ", record.from_rank, " has sent another record for sequence ", record.sequence);
   }
   slot = record.bytes;
   changed_.NotifyAll();
@@ -91,7 +90,8 @@ absl::Status PeerBoard::PutLocked(const PeerRecord& record) {
 
 absl::Status PeerBoard::Post(const PeerRecord& record) {
   MutexLock lock(mutex_);
-  const bool early = record.epoch > epoch_ || (record.epoch == epoch_ && !open_ && end_reason_.ok());
+  const bool early =
+      record.epoch > epoch_ || (record.epoch == epoch_ && !open_ && end_reason_.ok());
   if (!early) return PutLocked(record);
   size_t bytes = record.bytes.size();
   for (const PeerRecord& other : early_) bytes += other.bytes.size();

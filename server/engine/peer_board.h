@@ -34,8 +34,8 @@ class PeerBoard {
   // Ends the epoch; waits fail with `reason`.
   void End(const absl::Status& reason);
 
-  // A record of a peer. Errors: EPOCH_STALE, PERMISSION_DENIED, SEQUENCE_CONFLICT (another record of
-  // that rank is there), QUEUE_FULL (too many early records).
+  // A record of a peer. Errors: EPOCH_STALE, PERMISSION_DENIED, SEQUENCE_CONFLICT (another record
+  // of that rank is there), QUEUE_FULL (too many early records).
   absl::Status Post(const PeerRecord& record);
   // Whether the proof and epoch of a record fit the current epoch.
   absl::Status Check(const PeerRecord& record);

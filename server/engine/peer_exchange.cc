@@ -45,11 +45,13 @@ absl::StatusOr<std::vector<std::string>> PeerExchange::Gather(std::string_view s
   const PeerRecord record = MakeRecord(stage, sequence, std::move(bytes));
   for (int64_t peer : Others()) {
     std::shared_ptr<PeerBoard> board = board_;
-    transport_->Deliver(peer, record, deadline, patient, [board, epoch = epoch_, peer](absl::Status status) {
-      // A timeout says nothing about the peer: the wait itself ends by the same deadline.
-      if (status.ok() || HasReason(status, Reason::kStepTimeout)) return;
-      board->Fail(epoch, peer, WithContext(status, StrCat("rank ", peer)));
-    });
+    transport_->Deliver(peer, record, deadline, patient,
+                        [board, epoch = epoch_, peer](absl::Status status) {
+                          // A timeout says nothing about the peer: the wait itself ends by the same
+                          // deadline.
+                          if (status.ok() || HasReason(status, Reason::kStepTimeout)) return;
+                          board->Fail(epoch, peer, WithContext(status, StrCat("rank ", peer)));
+                        });
   }
   return board_->Wait(stage, sequence, record.bytes, deadline);
 }

@@ -126,26 +126,26 @@ absl::Status StepRunner::CheckCreateLayer(CreateLayerOp& op, Step& step) {
   op.arguments = {{"layer_id", op.layer_id}};
   AppendFields(op.arguments, FieldsOf(op.config));
   AppendFields(op.arguments, FieldsOf(op.config.optimizer));
-  RETURN_IF_ERROR(ValidateLayerConfig(op.config, session_.config,
-                                      state_.device->facts().kind == "cuda"));
+  RETURN_IF_ERROR(
+      ValidateLayerConfig(op.config, session_.config, state_.device->facts().kind == "cuda"));
   RETURN_IF_ERROR(CheckRecipe(op.config, *state_.device));
   auto existing = state_.layers.find(op.layer_id);
   if (existing != state_.layers.end()) {
     const LayerInfo& info = existing->second->info();
     if (info.fingerprint == LayerFingerprint(op.config)) return absl::OkStatus();
-    const absl::Status difference =
-        CompareFields(Reason::kLayerExists, "the config",
-                      {FieldsOf(info.config), FieldsOf(op.config)});
+    const absl::Status difference = CompareFields(Reason::kLayerExists, "the config",
+                                                  {FieldsOf(info.config), FieldsOf(op.config)});
     return Error(Reason::kLayerExists)
         .Text("layer ", op.layer_id, " exists with another config (rank 0: here, rank 1: asked): ",
               StdView(difference.message()))
         .With("layer_id", op.layer_id);
   }
   // First: its arithmetic is checked, so that no size below can overflow.
-  ASSIGN_OR_RETURN(auto memory_bytes, PlanLayer(SizesOf(session_.config), SizesOf(op.config, false)));
-  ASSIGN_OR_RETURN(std::unique_ptr<ExpertMlp> mlp,
-                   CreateExpertMlp(state_.expert_mlp, *state_.device,
-                                   MlpConfigOf(op.config, session_.world)));
+  ASSIGN_OR_RETURN(auto memory_bytes,
+                   PlanLayer(SizesOf(session_.config), SizesOf(op.config, false)));
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<ExpertMlp> mlp,
+      CreateExpertMlp(state_.expert_mlp, *state_.device, MlpConfigOf(op.config, session_.world)));
   ASSIGN_OR_RETURN(step.created, Layer::Create(op.layer_id, op.config, session_.rank,
                                                session_.world, *state_.device, std::move(mlp)));
   step.created->info().memory_bytes = std::move(memory_bytes);
@@ -185,8 +185,7 @@ absl::StatusOr<StepRunner::GradientVote> StepRunner::InspectGradients(
       gradient = sum.as<float>();
     }
     ASSIGN_OR_RETURN(const GradientFacts facts, state_.optim->Inspect(gradient, parameter.count));
-    (parameter.replicated ? vote.replicated_squares : vote.expert_squares) +=
-        facts.sum_of_squares;
+    (parameter.replicated ? vote.replicated_squares : vote.expert_squares) += facts.sum_of_squares;
     if (!facts.finite) vote.non_finite = parameter.name;
     reduced.push_back(std::move(sum));
   }

@@ -48,8 +48,8 @@ absl::Status StepRunner::Run(Operation& op) {
   op.stats.queue_us = static_cast<int64_t>(ToMicros(start - op.submitted));
   Step step;
   step.context.sequence = op.header.sequence;
-  step.context.deadline = std::min(
-      op.deadline, start + std::chrono::milliseconds(session_.config.base_timeout_ms));
+  step.context.deadline =
+      std::min(op.deadline, start + std::chrono::milliseconds(session_.config.base_timeout_ms));
   step.record.epoch = session_.epoch;
   step.record.sequence = op.header.sequence;
   step.record.op = op.kind;

@@ -253,6 +253,12 @@ TEST(ProgressTest, BarsAreRelativeToTheFullestExpert) {
   EXPECT_EQ(LoadBar({0, 0}), "  ");
 }
 
+TEST(ProgressTest, LinesAreCutBetweenCharacters) {
+  EXPECT_EQ(FirstColumns("a▄█b", 2), "a▄");
+  EXPECT_EQ(FirstColumns("a▄█b", 4), "a▄█b");
+  EXPECT_EQ(FirstColumns("ab", 9), "ab");
+}
+
 TEST(ProgressTest, OneLine) {
   train::Progress progress;
   progress.step = 12;

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/error.h"
+#include "base/mutex.h"
 #include "base/strings.h"
 #include "expertd/v1/control_service.grpc.pb.h"
 #include "expertd/v1/step_service.grpc.pb.h"
@@ -66,27 +66,27 @@ class FakeDaemon final : public v1::ControlService::Service {
 
   // State that both sides touch.
   void Set(const std::function<void(v1::GetServerInfoResponse&, v1::GroupInfo&)>& change) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(mutex_);
     change(info_, group_);
   }
   std::vector<v1::AbortGroupRequest> aborts() {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(mutex_);
     return aborts_;
   }
   std::vector<v1::StepHeader> headers() {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(mutex_);
     return headers_;
   }
 
   grpc::Status GetServerInfo(grpc::ServerContext*, const v1::GetServerInfoRequest*,
                              v1::GetServerInfoResponse* response) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(mutex_);
     *response = info_;
     return grpc::Status::OK;
   }
   grpc::Status CreateBootstrapId(grpc::ServerContext*, const v1::CreateBootstrapIdRequest* request,
                                  v1::CreateBootstrapIdResponse* response) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(mutex_);
     if (request->epoch() <= info_.highest_epoch_seen()) {
       return ToGrpc(Error(Reason::kEpochStale).Text("stale"));
     }
@@ -99,7 +99,7 @@ class FakeDaemon final : public v1::ControlService::Service {
     if (on_join) {
       if (grpc::Status status = on_join(*request); !status.ok()) return status;
     }
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(mutex_);
     group_.set_group_id(request->group_id());
     group_.set_epoch(request->epoch());
     group_.set_rank(request->rank());
@@ -112,19 +112,19 @@ class FakeDaemon final : public v1::ControlService::Service {
   }
   grpc::Status LeaveGroup(grpc::ServerContext*, const v1::LeaveGroupRequest*,
                           v1::LeaveGroupResponse*) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(mutex_);
     group_.Clear();
     return grpc::Status::OK;
   }
   grpc::Status AbortGroup(grpc::ServerContext*, const v1::AbortGroupRequest* request,
                           v1::AbortGroupResponse*) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(mutex_);
     aborts_.push_back(*request);
     return grpc::Status::OK;
   }
   grpc::Status DescribeGroup(grpc::ServerContext*, const v1::DescribeGroupRequest*,
                              v1::DescribeGroupResponse* response) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(mutex_);
     if (on_describe) on_describe(group_);
     *response->mutable_group() = group_;
     return grpc::Status::OK;
@@ -137,7 +137,7 @@ class FakeDaemon final : public v1::ControlService::Service {
     grpc::Status Forward(grpc::ServerContext* context, const v1::ForwardRequest* request,
                          v1::ForwardResponse* response) override {
       {
-        absl::MutexLock lock(&daemon_->mutex_);
+        MutexLock lock(daemon_->mutex_);
         daemon_->headers_.push_back(request->header());
       }
       response->set_ticket(request->header().sequence());
@@ -149,7 +149,7 @@ class FakeDaemon final : public v1::ControlService::Service {
     FakeDaemon* daemon_;
   };
 
-  absl::Mutex mutex_;
+  Mutex mutex_;
   v1::GetServerInfoResponse info_;
   v1::GroupInfo group_;
   std::vector<v1::AbortGroupRequest> aborts_;

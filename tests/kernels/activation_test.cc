@@ -42,7 +42,8 @@ class ActivationRows : public testing::TestWithParam<Activation> {
   static std::vector<float> Inputs() {
     std::vector<float> inputs;
     for (double x = -30; x <= 30; x += 0.00371) inputs.push_back(static_cast<float>(x));
-    for (float x : {0.0f, -0.0f, 1e-30f, -1e-30f, 100.0f, -100.0f, 3e4f, -3e4f}) inputs.push_back(x);
+    for (float x : {0.0f, -0.0f, 1e-30f, -1e-30f, 100.0f, -100.0f, 3e4f, -3e4f})
+      inputs.push_back(x);
     return inputs;
   }
 };
@@ -51,7 +52,8 @@ TEST_P(ActivationRows, ForwardIsWithinOneMillionth) {
   const std::vector<float> gate = Inputs();
   const std::vector<float> up(gate.size(), 1.0f);
   std::vector<float> u(gate.size());
-  ActivateRow(GetParam(), gate.data(), up.data(), 1.0f, static_cast<int64_t>(gate.size()), u.data());
+  ActivateRow(GetParam(), gate.data(), up.data(), 1.0f, static_cast<int64_t>(gate.size()),
+              u.data());
   for (size_t i = 0; i < gate.size(); ++i) {
     const double want = Value(GetParam(), gate[i]);
     ASSERT_NEAR(u[i], want, 1e-6 * (std::abs(want) + std::min(std::abs(gate[i]), 1.0f))) << gate[i];

@@ -28,8 +28,12 @@ class CpuOptimTest : public testing::Test {
 };
 
 TEST_F(CpuOptimTest, ShardsOfAnInitialisedParameterEqualTheWhole) {
-  const InitArgs whole = {.seed = 5, .layer_key = 6, .parameter_key = 1, .first_index = 0,
-                          .count = 1000, .bound = 0.05f};
+  const InitArgs whole = {.seed = 5,
+                          .layer_key = 6,
+                          .parameter_key = 1,
+                          .first_index = 0,
+                          .count = 1000,
+                          .bound = 0.05f};
   std::vector<float> all(1000);
   ASSERT_TRUE(optim_->InitUniform(whole, all.data()).ok());
   for (int64_t first : {0, 1, 2, 3, 5, 250, 999}) {
@@ -67,7 +71,8 @@ TEST_F(CpuOptimTest, InspectSumsSquaresAndFindsEveryNonFiniteElement) {
   EXPECT_NEAR(facts->sum_of_squares, want, 1e-12 * want);
   EXPECT_TRUE(facts->finite);
   for (size_t at : {0u, 7u, 8u, 500u, 1002u}) {
-    for (float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    for (float bad :
+         {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
       const float kept = gradient[at];
       gradient[at] = bad;
       EXPECT_FALSE(optim_->Inspect(gradient.data(), kCount)->finite) << at;
@@ -79,7 +84,8 @@ TEST_F(CpuOptimTest, InspectSumsSquaresAndFindsEveryNonFiniteElement) {
 }
 
 TEST_F(CpuOptimTest, SgdFollowsItsFormula) {
-  const SgdArgs args = {.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.01, .gradient_scale = 0.5};
+  const SgdArgs args = {
+      .learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.01, .gradient_scale = 0.5};
   const std::vector<float> gradient = Random(kCount, 1);
   const std::vector<float> before = Random(kCount, 2);
   const std::vector<float> buffer_before = Random(kCount, 3);
@@ -101,7 +107,8 @@ TEST_F(CpuOptimTest, SgdWithoutMomentumNeedsNoBuffer) {
   ASSERT_TRUE(optim_->Sgd(args, gradient.data(), 3, nullptr, weight.data()).ok());
   EXPECT_EQ(weight, (std::vector<float>{0.75f, 0.5f, 2.0f}));
   args.momentum = 0.9;
-  EXPECT_TRUE(HasReason(optim_->Sgd(args, gradient.data(), 3, nullptr, weight.data()), Reason::kInternal));
+  EXPECT_TRUE(
+      HasReason(optim_->Sgd(args, gradient.data(), 3, nullptr, weight.data()), Reason::kInternal));
 }
 
 TEST_F(CpuOptimTest, AdamWFollowsItsFormulaOverManySteps) {
@@ -115,8 +122,9 @@ TEST_F(CpuOptimTest, AdamWFollowsItsFormulaOverManySteps) {
   for (int64_t step = 1; step <= 20; ++step) {
     args.step = step;
     const std::vector<float> gradient = Random(kCount, static_cast<uint32_t>(step));
-    ASSERT_TRUE(optim_->AdamW(args, gradient.data(), kCount, first.data(), second.data(),
-                              weight.data()).ok());
+    ASSERT_TRUE(
+        optim_->AdamW(args, gradient.data(), kCount, first.data(), second.data(), weight.data())
+            .ok());
     for (size_t i = 0; i < w.size(); ++i) {
       const double g = 0.5 * static_cast<double>(gradient[i]);
       m[i] = 0.9 * m[i] + 0.1 * g;
@@ -124,8 +132,8 @@ TEST_F(CpuOptimTest, AdamWFollowsItsFormulaOverManySteps) {
       const double mhat = m[i] / (1 - std::pow(0.9, step));
       const double vhat = v[i] / (1 - std::pow(0.999, step));
       w[i] -= 1e-2 * (mhat / (std::sqrt(vhat) + 1e-8) + 0.1 * w[i]);
-      // Each step adds at most a few roundings of the weight and of a step of about 1e-2; where mhat
-      // nearly cancels, its absolute error is that of its terms over sqrt(vhat) >= 1e-2.
+      // Each step adds at most a few roundings of the weight and of a step of about 1e-2; where
+      // mhat nearly cancels, its absolute error is that of its terms over sqrt(vhat) >= 1e-2.
       ASSERT_NEAR(weight[i], w[i], static_cast<double>(step) * 2e-6) << "step " << step;
     }
   }

@@ -25,7 +25,8 @@ uint16_t NearestBf16(float value) {
   return below;
 }
 
-// Patterns around every rounding case: all exponents, both signs, mantissas at ties and next to them.
+// Patterns around every rounding case: all exponents, both signs, mantissas at ties and next to
+// them.
 std::vector<float> RoundingCases() {
   std::vector<float> cases;
   for (uint32_t exponent = 0; exponent < 255; ++exponent) {
@@ -33,8 +34,8 @@ std::vector<float> RoundingCases() {
       for (uint32_t low : {0x0000u, 0x0001u, 0x0fffu, 0x1000u, 0x1001u, 0x7fffu, 0x8000u, 0x8001u,
                            0xffffu, 0x2fffu, 0x3000u, 0x3001u}) {
         for (uint32_t sign : {0u, 0x80000000u}) {
-          cases.push_back(std::bit_cast<float>(sign | (exponent << 23) | (high << 16) |
-                                               (high << 20) | low));
+          cases.push_back(
+              std::bit_cast<float>(sign | (exponent << 23) | (high << 16) | (high << 20) | low));
         }
       }
     }

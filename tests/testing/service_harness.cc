@@ -1,18 +1,14 @@
 // Both kinds of daemons behind one interface, and forming groups of them.
 #include "tests/testing/service_harness.h"
 
-#include <chrono>
-#include <thread>
 #include <utility>
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "base/strings.h"
 #include "client/cpp/bootstrap.h"
 #include "google/protobuf/util/message_differencer.h"
-#include "server/config.h"
-#include "server/daemon.h"
+#include "tests/testing/daemon_group.h"
 #include "tests/testing/process_group.h"
 
 namespace expertd::testing {
@@ -25,37 +21,18 @@ constexpr int64_t kBaseTimeoutMs = 20000;
 
 class DaemonObjects final : public Daemons {
  public:
-  static absl::StatusOr<std::unique_ptr<Daemons>> Start(int64_t count) {
-    SetLogLevel(LogLevel::kError);  // All daemons share the test's stderr.
-    auto daemons = std::make_unique<DaemonObjects>();
-    for (int64_t slot = 0; slot < count; ++slot) {
-      server::Config config = server::DefaultConfig();
-      config.listen = "127.0.0.1:0";
-      config.slot = slot;
-      ASSIGN_OR_RETURN(std::unique_ptr<server::Daemon> daemon, server::Daemon::Create(config));
-      daemons->daemons_.push_back(std::move(daemon));
-    }
-    return daemons;
-  }
-  // All at once: daemons of one group wait for each other.
-  ~DaemonObjects() override {
-    const SteadyTime deadline = Clock::Real().Now() + std::chrono::seconds(10);
-    std::vector<std::thread> threads;
-    for (const auto& daemon : daemons_) {
-      threads.emplace_back([&daemon, deadline] { daemon->Shutdown(deadline); });
-    }
-    for (std::thread& thread : threads) thread.join();
-  }
-
+  explicit DaemonObjects(std::unique_ptr<DaemonGroup> group) : group_(std::move(group)) {}
   std::vector<std::string> hosts() const override {
     std::vector<std::string> hosts;
-    for (const auto& daemon : daemons_) hosts.push_back(daemon->address());
+    for (int64_t slot = 0; slot < group_->ranks(); ++slot) {
+      hosts.push_back(group_->daemon(slot).address());
+    }
     return hosts;
   }
   std::string Describe() override { return "daemons in this process: see its stderr\n"; }
 
  private:
-  std::vector<std::unique_ptr<server::Daemon>> daemons_;
+  std::unique_ptr<DaemonGroup> group_;
 };
 
 class ProcessDaemons final : public Daemons {
@@ -83,7 +60,12 @@ void PrintTo(const ServiceShape& shape, std::ostream* out) { *out << ToString(sh
 
 absl::StatusOr<std::unique_ptr<Daemons>> StartDaemons(const ServiceShape& shape,
                                                       absl::Time deadline) {
-  if (shape.backend == Backend::kLoopback) return DaemonObjects::Start(shape.world);
+  if (shape.backend == Backend::kLoopback) {
+    SetLogLevel(LogLevel::kError);  // All daemons share the test's stderr.
+    ASSIGN_OR_RETURN(std::unique_ptr<DaemonGroup> group,
+                     DaemonGroup::StartDaemons({.ranks = shape.world}));
+    return std::make_unique<DaemonObjects>(std::move(group));
+  }
   ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> group,
                    ProcessGroup::Start({.count = shape.world, .flags = {"--cpu_threads", "1"}},
                                        deadline));

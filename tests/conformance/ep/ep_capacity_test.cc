@@ -30,7 +30,8 @@ std::vector<absl::Status> PrepareStatuses(EpWorld& world, const Problem& problem
 
 void ExpectGoodStep(EpWorld& world) {
   const Problem problem = MakeProblem({.name = "good", .tokens = {2}}, world.size());
-  for (const absl::Status& status : PrepareStatuses(world, problem)) EXPECT_TRUE(status.ok()) << status;
+  for (const absl::Status& status : PrepareStatuses(world, problem))
+    EXPECT_TRUE(status.ok()) << status;
 }
 
 // All tokens go to one expert: its owner is the fullest rank, with `rows` rows padded.
@@ -60,7 +61,8 @@ TEST_P(EpCapacity, ExactlyFullCapacityIsServed) {
   EpGroupConfig config = EpWorld::DefaultConfig();
   config.max_recv_rows = (5 * world_size() + 7) / 8 * 8;
   EpWorld world(backend(), world_size(), config);
-  for (const absl::Status& status : PrepareStatuses(world, problem)) EXPECT_TRUE(status.ok()) << status;
+  for (const absl::Status& status : PrepareStatuses(world, problem))
+    EXPECT_TRUE(status.ok()) << status;
 }
 
 // Counts, dropped routes, and that a dropped route contributes and receives nothing.
@@ -133,7 +135,8 @@ TEST_P(EpCapacity, DropWithoutRoomForAnyRowDropsEverything) {
   const Handles handles = PrepareAll(world, problem);
   for (const auto& handle : handles) {
     EXPECT_EQ(handle->counts().total, 0);
-    EXPECT_EQ(handle->dropped_routes(), std::vector<uint8_t>(static_cast<size_t>(3 * problem.top_k), 1));
+    EXPECT_EQ(handle->dropped_routes(),
+              std::vector<uint8_t>(static_cast<size_t>(3 * problem.top_k), 1));
   }
 }
 
@@ -146,10 +149,9 @@ TEST_P(EpCapacity, BadIdsOnOneRankFailAllAlikeAndTheNextStepWorks) {
   EpWorld world(backend(), world_size());
   const int64_t guilty = world_size() - 1;
   const int64_t experts = 3 * world_size();
-  for (const auto& [value, reason] : {BadId{experts, Reason::kExpertIdRange},
-                                      BadId{-2, Reason::kExpertIdRange},
-                                      BadId{int64_t{1} << 40, Reason::kExpertIdRange},
-                                      BadId{-100, Reason::kDuplicateExpert}}) {
+  for (const auto& [value, reason] :
+       {BadId{experts, Reason::kExpertIdRange}, BadId{-2, Reason::kExpertIdRange},
+        BadId{int64_t{1} << 40, Reason::kExpertIdRange}, BadId{-100, Reason::kDuplicateExpert}}) {
     SCOPED_TRACE(value);
     Problem problem = MakeProblem({.name = "bad", .tokens = {7}}, world_size());
     std::vector<int64_t>& ids = problem.ranks.back().ids;
@@ -176,7 +178,8 @@ TEST_P(EpCapacity, TokensOverTheLimitOnOneRankFailAllAlike) {
   EpGroupConfig config = EpWorld::DefaultConfig();
   config.max_tokens_per_rank = 6;
   EpWorld world(backend(), world_size(), config);
-  const Problem problem = MakeProblem({.name = "over", .tokens = {7, 6, 6, 6, 6, 6, 6, 6}}, world_size());
+  const Problem problem =
+      MakeProblem({.name = "over", .tokens = {7, 6, 6, 6, 6, 6, 6, 6}}, world_size());
   const std::vector<absl::Status> statuses = PrepareStatuses(world, problem);
   EXPECT_TRUE(HasReason(statuses[0], Reason::kTokensOverLimit)) << statuses[0];
   EXPECT_THAT(std::string(statuses[0].message()), HasSubstr("got 7, need at most 6"));

@@ -29,7 +29,11 @@ std::vector<Scenario> Scenarios() {
       {.name = "no_routes", .tokens = {4}, .routes = Routes::kAllHoles},
       {.name = "one_hot", .top_k = 2, .alignment = 16, .tokens = {9}, .routes = Routes::kOneExpert},
       {.name = "last_rank_receives_nothing", .tokens = {8}, .routes = Routes::kNotToLastRank},
-      {.name = "skewed", .experts_per_rank = 4, .top_k = 4, .tokens = {40, 2}, .routes = Routes::kSkewed},
+      {.name = "skewed",
+       .experts_per_rank = 4,
+       .top_k = 4,
+       .tokens = {40, 2},
+       .routes = Routes::kSkewed},
       {.name = "rank_without_tokens", .alignment = 4, .tokens = {0, 9, 3}},
       {.name = "nobody_has_tokens", .alignment = 4, .tokens = {0}},
   };
@@ -65,10 +69,10 @@ void CheckDispatch(EpWorld& world, const Problem& problem, const Layout& layout,
     TestMatrix x = TokenRows(problem, rank, dtype, 7);
     TestMatrix recv_x(dtype, total + 4, problem.scenario.hidden);
     std::vector<float> recv_w(slots.size() + 4, -77.0f);
-    const absl::Status status = world.rank(rank).Dispatch(
-        context, *handles[index], x.view(),
-        with_weights ? problem.ranks[index].weights.data() : nullptr, recv_x.view(),
-        with_weights ? recv_w.data() : nullptr);
+    const absl::Status status =
+        world.rank(rank).Dispatch(context, *handles[index], x.view(),
+                                  with_weights ? problem.ranks[index].weights.data() : nullptr,
+                                  recv_x.view(), with_weights ? recv_w.data() : nullptr);
     ASSERT_TRUE(status.ok()) << status;
     TestMatrix expected = SlotRows(problem, layout, rank, dtype, 7);
     const std::vector<float> expected_w = SlotWeights(problem, layout, rank);
@@ -164,8 +168,8 @@ TEST_P(EpData, WeightedCombineIsWithinTwoRoundings) {
         TestMatrix z = SlotRows(problem, layout, rank, dtype, 5);
         const std::vector<float> weights = SlotWeights(problem, layout, rank);
         TestMatrix y(dtype, input.tokens, problem.scenario.hidden);
-        const absl::Status status = world.rank(rank).Combine(context, *handles[index], z.view(),
-                                                             weights.data(), y.view());
+        const absl::Status status =
+            world.rank(rank).Combine(context, *handles[index], z.view(), weights.data(), y.view());
         ASSERT_TRUE(status.ok()) << status;
         for (int64_t t = 0; t < input.tokens; ++t) {
           double sum = 0;
@@ -198,8 +202,7 @@ TEST_P(EpData, CombineBackwardFillsEveryValidSlotAndZeroesPads) {
           const auto index = static_cast<size_t>(rank);
           const std::vector<SlotSource>& slots = layout.slots[index];
           TestMatrix grad_y = TokenRows(problem, rank, dtype, 11);
-          TestMatrix grad_z(dtype, static_cast<int64_t>(slots.size()) + 4,
-                            problem.scenario.hidden);
+          TestMatrix grad_z(dtype, static_cast<int64_t>(slots.size()) + 4, problem.scenario.hidden);
           const std::vector<float> weights = SlotWeights(problem, layout, rank);
           const absl::Status status =
               world.rank(rank).CombineBackward(context, *handles[index], grad_y.view(),
@@ -208,7 +211,8 @@ TEST_P(EpData, CombineBackwardFillsEveryValidSlotAndZeroesPads) {
           for (int64_t slot = 0; slot < grad_z.rows(); ++slot) {
             const auto at = static_cast<size_t>(slot);
             if (at >= slots.size() || slots[at].source < 0) {
-              ASSERT_TRUE(grad_z.RowIs(slot, std::byte{at >= slots.size() ? uint8_t{0xFF} : uint8_t{0}}));
+              ASSERT_TRUE(
+                  grad_z.RowIs(slot, std::byte{at >= slots.size() ? uint8_t{0xFF} : uint8_t{0}}));
               continue;
             }
             const double factor = weighted ? static_cast<double>(weights[at]) : 1;
@@ -238,8 +242,7 @@ TEST_P(EpData, DispatchBackwardUndoesCombineBackwardAndReturnsWeightGradients) {
         TestMatrix grad_x(dtype, input.tokens, problem.scenario.hidden);
         std::vector<float> grad_topk(input.ids.size(), -77.0f);
         const absl::Status status = world.rank(rank).DispatchBackward(
-            context, *handles[index], grad.view(), grad_w.data(), grad_x.view(),
-            grad_topk.data());
+            context, *handles[index], grad.view(), grad_w.data(), grad_x.view(), grad_topk.data());
         ASSERT_TRUE(status.ok()) << status;
         for (size_t i = 0; i < input.ids.size(); ++i) {
           ASSERT_EQ(grad_topk[i], input.ids[i] < 0 ? 0.0f : input.weights[i]) << "route " << i;
@@ -271,9 +274,13 @@ TEST_P(EpData, DispatchBackwardUndoesCombineBackwardAndReturnsWeightGradients) {
 TEST_P(EpData, TwoHandlesInFlightDoNotTouchEachOther) {
   EpWorld world(backend(), world_size());
   const Problem first = MakeProblem({.name = "first", .tokens = {12, 5}, .seed = 21}, world.size());
-  const Problem second = MakeProblem(
-      {.name = "second", .experts_per_rank = 5, .top_k = 4, .alignment = 4, .tokens = {3, 9}, .seed = 22},
-      world.size());
+  const Problem second = MakeProblem({.name = "second",
+                                      .experts_per_rank = 5,
+                                      .top_k = 4,
+                                      .alignment = 4,
+                                      .tokens = {3, 9},
+                                      .seed = 22},
+                                     world.size());
   const Handles of_first = PrepareAll(world, first);
   const Handles of_second = PrepareAll(world, second);
   for (int round = 0; round < 2; ++round) {
@@ -286,7 +293,8 @@ TEST_P(EpData, FewerTokensAfterMoreLeaveNothingBehind) {
   EpWorld world(backend(), world_size());
   for (int64_t tokens : {200, 3, 60, 1, 0, 17}) {
     const Problem problem = MakeProblem(
-        {.name = "shrink", .top_k = 3, .alignment = 8, .hidden = 16, .tokens = {tokens}}, world.size());
+        {.name = "shrink", .top_k = 3, .alignment = 8, .hidden = 16, .tokens = {tokens}},
+        world.size());
     const Handles handles = PrepareAll(world, problem);
     CheckDispatch(world, problem, BuildLayout(problem), handles, DType::kBF16, true);
   }
@@ -296,8 +304,8 @@ TEST_P(EpData, FewerTokensAfterMoreLeaveNothingBehind) {
 TEST_P(EpData, TopKOneToSixteenWithNarrowIds) {
   EpWorld world(backend(), world_size());
   for (int64_t top_k = 1; top_k <= 16; ++top_k) {
-    const Problem problem =
-        MakeProblem({.name = "k", .experts_per_rank = 16, .top_k = top_k, .tokens = {5, 2}}, world.size());
+    const Problem problem = MakeProblem(
+        {.name = "k", .experts_per_rank = 16, .top_k = top_k, .tokens = {5, 2}}, world.size());
     Handles handles(static_cast<size_t>(world.size()));
     const OpContext context = world.Next();
     world.Run([&](int64_t rank) {
@@ -316,8 +324,9 @@ TEST_P(EpData, TopKOneToSixteenWithNarrowIds) {
 
 TEST_P(EpData, SameInputsTwiceGiveTheSameBits) {
   EpWorld world(backend(), world_size());
-  const Problem problem = MakeProblem(
-      {.name = "bits", .experts_per_rank = 8, .top_k = 8, .hidden = 33, .tokens = {31}}, world.size());
+  const Problem problem =
+      MakeProblem({.name = "bits", .experts_per_rank = 8, .top_k = 8, .hidden = 33, .tokens = {31}},
+                  world.size());
   const Layout layout = BuildLayout(problem);
   std::vector<std::vector<std::byte>> results[2];
   for (auto& result : results) {
@@ -333,8 +342,8 @@ TEST_P(EpData, SameInputsTwiceGiveTheSameBits) {
       }
       const std::vector<float> weights = SlotWeights(problem, layout, rank);
       TestMatrix y(DType::kF32, problem.ranks[index].tokens, problem.scenario.hidden);
-      const absl::Status status = world.rank(rank).Combine(context, *handles[index], z.view(),
-                                                           weights.data(), y.view());
+      const absl::Status status =
+          world.rank(rank).Combine(context, *handles[index], z.view(), weights.data(), y.view());
       ASSERT_TRUE(status.ok()) << status;
       result[index] = y.bytes();
     });
@@ -364,7 +373,8 @@ TEST_P(EpData, CombineAndCombineBackwardAreAdjoint) {
     EpBackend& ep = world.rank(rank);
     ASSERT_TRUE(ep.Combine(forward, *handles[index], z.view(), weights.data(), y.view()).ok());
     ASSERT_TRUE(
-        ep.CombineBackward(backward, *handles[index], g.view(), weights.data(), grad_z.view()).ok());
+        ep.CombineBackward(backward, *handles[index], g.view(), weights.data(), grad_z.view())
+            .ok());
     for (int64_t t = 0; t < g.rows(); ++t) {
       for (int64_t h = 0; h < g.cols(); ++h) left[index] += y.Get(t, h) * g.Get(t, h);
     }

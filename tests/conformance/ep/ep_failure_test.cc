@@ -25,7 +25,8 @@ absl::Status Reduce(EpWorld& world, int64_t rank, const OpContext& context, int6
   return world.rank(rank).AllReduceSum(context, data.data(), count);
 }
 
-// After a failure: a backend that survives serves the next sequence, another says that it is broken.
+// After a failure: a backend that survives serves the next sequence, another says that it is
+// broken.
 void ExpectNextSequence(EpWorld& world, bool survives, const std::vector<int64_t>& ranks) {
   const OpContext context = world.Next();
   world.Run([&](int64_t rank) {
@@ -64,10 +65,9 @@ TEST_P(EpFailure, CancelEndsAWaitingOperationWithinAHundredMilliseconds) {
               HasReason(statuses[1], Reason::kPeerLost))
       << statuses[1];
   // The late rank finds its sequence cancelled and does not wait for anybody.
-  EXPECT_TRUE(HasReason(Reduce(world, 2, context), Reason::kCancelled) ||
-              !survives(world));
-  ExpectNextSequence(world, survives(world), survives(world) ? std::vector<int64_t>{0, 1, 2}
-                                                             : std::vector<int64_t>{0, 1});
+  EXPECT_TRUE(HasReason(Reduce(world, 2, context), Reason::kCancelled) || !survives(world));
+  ExpectNextSequence(world, survives(world),
+                     survives(world) ? std::vector<int64_t>{0, 1, 2} : std::vector<int64_t>{0, 1});
 }
 
 TEST_P(EpFailure, CancelOfALaterSequenceCoversEarlierOnes) {
@@ -111,7 +111,8 @@ TEST_P(EpFailure, DeadlineNamesTheMissingRank) {
   EXPECT_GE(timeouts, 1);
   if (!survives(world)) return;
   // The late rank is not made to wait for a sequence that the others have left.
-  const absl::Status late = Reduce(world, 1, {context.sequence, Soon(std::chrono::seconds(20))}, 100);
+  const absl::Status late =
+      Reduce(world, 1, {context.sequence, Soon(std::chrono::seconds(20))}, 100);
   EXPECT_TRUE(HasReason(late, Reason::kStepTimeout)) << late;
   ExpectNextSequence(world, true, {0, 1, 2});
 }

@@ -1,7 +1,7 @@
 // What the EP conformance suite expects: inputs, and a layout computed by brute force.
 //
-// Written from SEMANTICS (five operations), not from the product: it shares no code with kernels but
-// the plain types. Values are small integers, exact in every float dtype.
+// Written from SEMANTICS (five operations), not from the product: it shares no code with kernels
+// but the plain types. Values are small integers, exact in every float dtype.
 #ifndef TESTS_CONFORMANCE_EP_EP_MODEL_H_
 #define TESTS_CONFORMANCE_EP_EP_MODEL_H_
 
@@ -106,8 +106,8 @@ inline Layout BuildLayout(const Problem& problem) {
     for (int64_t j = 0; j < scenario.experts_per_rank; ++j) {
       int64_t kept = 0;
       int64_t dropped = 0;
-      const int64_t limit = scenario.capacity / (scenario.experts_per_rank * scenario.alignment) *
-                            scenario.alignment;
+      const int64_t limit =
+          scenario.capacity / (scenario.experts_per_rank * scenario.alignment) * scenario.alignment;
       for (int64_t source = 0; source < problem.world; ++source) {
         const RankInput& input = problem.ranks[static_cast<size_t>(source)];
         for (int64_t i = 0; i < static_cast<int64_t>(input.ids.size()); ++i) {
@@ -155,7 +155,8 @@ inline void Encode(DType dtype, double value, std::byte* to) {
     const auto narrow = static_cast<_Float16>(value);
     std::memcpy(to, &narrow, 2);
   } else if (dtype == DType::kBF16) {  // exact values only: the lower half is zero
-    const auto upper = static_cast<uint16_t>(std::bit_cast<uint32_t>(static_cast<float>(value)) >> 16);
+    const auto upper =
+        static_cast<uint16_t>(std::bit_cast<uint32_t>(static_cast<float>(value)) >> 16);
     std::memcpy(to, &upper, 2);
   } else {  // integers and bytes: two's complement, truncated
     const auto wide = static_cast<int64_t>(value);

@@ -16,8 +16,10 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/strings.h"
 #include "kernels/backends.h"
 #include "tests/conformance/ep/ep_model.h"
+#include "tests/conformance/ep/staged_ep.h"
 
 namespace expertd::conformance {
 
@@ -76,7 +78,7 @@ class EpWorld {
     ranks_.resize(static_cast<size_t>(world));
     Run([&](int64_t rank) {
       const auto index = static_cast<size_t>(rank);
-      auto device = CreateDevice("cpu");
+      auto device = CreateDevice(backend_ == "nccl" ? StrCat("cuda:", rank) : "cpu");
       ASSERT_TRUE(device.ok()) << device.status();
       devices_[index] = *std::move(device);
       EpGroupConfig config = base;
@@ -92,6 +94,8 @@ class EpWorld {
       auto made = CreateEpBackend(backend_, *devices_[index], config, bootstrap);
       ASSERT_TRUE(made.ok()) << made.status();
       ranks_[index] = *std::move(made);
+      if (devices_[index]->facts().kind == "cpu") return;
+      ranks_[index] = std::make_unique<StagedEp>(*devices_[index], std::move(ranks_[index]));
     });
   }
 

@@ -24,7 +24,6 @@ struct LayerProblem {
   reference::PerRank x;                      // Per rank [T, H].
   reference::PerRank gy;                     // Per rank [T, H].
   std::vector<BoundedRow> weights;           // Per rank [T, K]: route weights.
-  std::vector<BoundedRow> extra;             // Per rank [T, H]: the router's part of tokens_gradient.
   Rounding token;
 };
 
@@ -70,14 +69,7 @@ class LayerBounder {
         }
         for (size_t i = 0; i < hidden; ++i) {
           output.push_back(Gathered(y[i]));
-          Bounded sum = Gathered(dx[i]);
-          if (!p_.extra.empty()) {
-            Sum both;
-            both.Add(sum);
-            both.Add(p_.extra[rank][t * hidden + i]);
-            sum = Rounded(both.Total(), p_.token);
-          }
-          gradient.push_back(sum);
+          gradient.push_back(Gathered(dx[i]));
         }
       }
     }

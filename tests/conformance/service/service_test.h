@@ -31,11 +31,7 @@ std::string StatusText(const absl::StatusOr<T>& result) {
 }
 
 class ServiceTest : public ::testing::TestWithParam<testing::ServiceShape> {
- protected:
-  void SetUp() override;
-  // Deletes the case's layers. After a failure: shows the logs and gives up the daemons.
-  void TearDown() override;
-
+ public:
   int64_t world() const { return GetParam().world; }
   testing::ServiceHarness& service() { return *service_; }
   client::StepDriver& driver() { return service_->driver(); }
@@ -70,6 +66,11 @@ class ServiceTest : public ::testing::TestWithParam<testing::ServiceShape> {
   // The same, not put together: per rank.
   std::vector<std::vector<float>> Shards(const std::string& layer_id, const std::string& parameter,
                                          v1::ParameterKind kind);
+
+ protected:
+  void SetUp() override;
+  // Deletes the case's layers. After a failure: shows the logs and gives up the daemons.
+  void TearDown() override;
 
  private:
   testing::ServiceHarness* service_ = nullptr;

@@ -5,11 +5,6 @@ details, with messages that come from the daemons' own descriptors.
 """
 
 import concurrent.futures
-import os
-import pathlib
-import selectors
-import signal
-import subprocess
 import time
 
 import grpc
@@ -21,54 +16,13 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
+from tests.integration.python import daemon_process
+
 WORLD = 2
 HIDDEN = 16
 EXPERTS = 4
 TOP_K = 2
 DEADLINE = 30  # Seconds, of anything here.
-
-
-def start_daemon(slot, log_dir):
-    """Starts one CPU daemon; returns the process and its address."""
-    program = pathlib.Path(os.environ["EXPERTD_BIN_DIR"]) / "expertd"
-    log = open(log_dir / f"slot{slot}.log", "wb")
-    command = [program, "--listen", "127.0.0.1:0", "--probe_listen", "127.0.0.1:0"]
-    command += ["--slot", str(slot), "--device", "cpu"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
-    log.close()
-    return process, read_address(process, log_dir / f"slot{slot}.log")
-
-
-def read_address(process, log):
-    """Waits for the line "listening address=HOST:PORT ..." on the daemon's stdout."""
-    end = time.monotonic() + DEADLINE
-    text = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while time.monotonic() < end:
-            if not selector.select(timeout=end - time.monotonic()):
-                continue
-            piece = os.read(process.stdout.fileno(), 4096)
-            text += piece
-            for line in text.split(b"\n")[:-1]:
-                if line.startswith(b"listening "):
-                    fields = dict(f.split(b"=", 1) for f in line.split() if b"=" in f)
-                    return fields[b"address"].decode()
-            if not piece:
-                break
-    process.kill()
-    process.wait()
-    pytest.fail(f"the daemon did not listen:\n{log.read_text(errors='replace')[-2000:]}")
-
-
-def stop_daemon(process):
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(timeout=15)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    process.stdout.close()
 
 
 class Daemon:
@@ -147,20 +101,11 @@ class Group:
 
 @pytest.fixture(scope="module")
 def daemons(tmp_path_factory):
-    log_dir = tmp_path_factory.mktemp("logs")
-    processes = []
-    try:
-        clients = []
-        for slot in range(WORLD):
-            process, address = start_daemon(slot, log_dir)
-            processes.append(process)
-            clients.append(Daemon(address))
+    with daemon_process.Fleet(WORLD, tmp_path_factory.mktemp("logs")) as fleet:
+        clients = [Daemon(address) for address in fleet.addresses]
         yield clients
         for client in clients:
             client.channel.close()
-    finally:
-        for process in processes:
-            stop_daemon(process)
 
 
 @pytest.fixture(scope="module")

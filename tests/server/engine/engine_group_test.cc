@@ -1,4 +1,5 @@
-// The group's life through the engine: joins that fit and do not, fencing, abort, leave, drain, watch.
+// The group's life through the engine: joins that fit and do not, fencing, abort, leave, drain,
+// watch.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -53,9 +54,8 @@ TEST(EngineJoinTest, DifferingConfigsAreAMismatchOnAllRanksThatNamesBothValues) 
 
 TEST(EngineJoinTest, AMismatchReachesARankThatIsSlowToHear) {
   Cluster cluster(2);
-  cluster.network.SetFilter([](const Letter& letter) {
-    return letter.to_rank == 1 ? Fate::kHold : Fate::kDeliver;
-  });
+  cluster.network.SetFilter(
+      [](const Letter& letter) { return letter.to_rank == 1 ? Fate::kHold : Fate::kDeliver; });
   cluster.Claim(1);
   JoinRequest other = cluster.MakeJoin(1, 1);
   other.config.max_hidden = 16;
@@ -193,9 +193,8 @@ TEST(EngineGroupTest, ANewerEpochFencesAJoinInProgress) {
 TEST(EngineGroupTest, DeliveriesOfAFencedEpochDoNotFailTheNext) {
   Cluster cluster(2);
   cluster.Form(1);
-  cluster.network.SetFilter([](const Letter& letter) {
-    return letter.record.epoch == 1 ? Fate::kHold : Fate::kDeliver;
-  });
+  cluster.network.SetFilter(
+      [](const Letter& letter) { return letter.record.epoch == 1 ? Fate::kHold : Fate::kDeliver; });
   auto stuck = cluster.Submit(0, MakeCreateLayer(), 1);
   cluster.Form(2);
   EXPECT_EQ(ReasonOf(Await(std::move(stuck))->status), Reason::kEpochStale);

@@ -162,9 +162,8 @@ TEST_F(EngineRetryTest, CancellingARunningStepReachesEveryRank) {
   const uint64_t sequence = cluster.next++;
   std::vector<std::future<Answer>> futures;
   for (int64_t rank : {0, 1, 2}) futures.push_back(cluster.Submit(rank, Rows(rank), sequence));
-  WaitUntil([&] {
-    return cluster.engine(1).GetStepOutcome(1, sequence)->state == StepState::kRunning;
-  });
+  WaitUntil(
+      [&] { return cluster.engine(1).GetStepOutcome(1, sequence)->state == StepState::kRunning; });
   cluster.engine(1).CancelOperation({"group", 1, sequence, 1000 + sequence});
   for (auto& future : futures) {
     const Answer answer = Await(std::move(future));

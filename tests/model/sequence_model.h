@@ -1,0 +1,349 @@
+// Several daemons that run sequences together: who may do what next, and what it changes.
+//
+// The functions named as in engine_steps.cc and step_runner.cc mirror those, line by line where that
+// matters; the decisions inside are the engine's own (real_pieces.h). Left out because nothing here
+// depends on it: queue limits, kept replies' contents, statistics, the device.
+#ifndef TESTS_MODEL_SEQUENCE_MODEL_H_
+#define TESTS_MODEL_SEQUENCE_MODEL_H_
+
+#include <bit>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "tests/model/explorer.h"
+#include "tests/model/real_pieces.h"
+#include "tests/model/sequence_state.h"
+
+namespace expertd::model {
+
+constexpr uint8_t Bit(int rank) { return static_cast<uint8_t>(1 << rank); }
+constexpr uint8_t Because(Reason reason) { return static_cast<uint8_t>(1 + static_cast<int>(reason)); }
+
+// What the ranks do. REQUIRES: scope.ranks == kRanks, scope.sequences < kSequences.
+template <int kRanks, int kSequences>
+class SequenceSteps {
+ public:
+  using State = SequenceState<kRanks, kSequences>;
+  static constexpr int kEpoch = 1;
+
+  explicit SequenceSteps(Scope scope) : scope_(std::move(scope)) { arrivals_.push_back({}); }
+
+  State Initial() {
+    State state;
+    for (Rank& rank : state.ranks) {
+      rank.book = books_.New(scope_.window, scope_.kept_replies);
+      rank.machine = machines_.New();
+      machines_.OnJoinRequest(rank.machine, kEpoch);
+      machines_.OnJoined(rank.machine, kEpoch);
+    }
+    state.faults = scope_.faults;
+    state.early = scope_.early;
+    state.cancels = scope_.cancels;
+    return state;
+  }
+
+  const Scope& scope() const { return scope_; }
+  const Arrival& RecordOf(const Cell& cell) const { return arrivals_[cell.record]; }
+  int NextOf(const Rank& rank) const { return books_.NextOf(rank.book); }
+  bool Broken(const Rank& rank) const {
+    return machines_[rank.machine].state() == GroupState::kBroken;
+  }
+  bool Complete(uint8_t there) const { return there == Bit(kRanks) - 1; }
+  bool Running(const Rank& rank, int sequence) const {
+    return rank.phase != Phase::kIdle && NextOf(rank) == sequence;
+  }
+
+  void Submit(State& s, int r, int sequence, int slot, PlannedRequest request, bool rejected) {
+    Rank& rank = s.ranks[r];
+    Cell& cell = s.cells[r][sequence];
+    CallState& call = cell.calls[slot];
+    call = CallState::kAnswered;
+    if (!machines_.AcceptsSteps(rank.machine, kEpoch)) return;
+    switch (books_.Admit(rank.book, sequence, slot == kCallB ? 2 : 1)) {
+      case Admission::kAccepted:
+        cell.op = static_cast<uint8_t>(request.op);
+        cell.rejected = rejected ? Because(Reason::kShapeMismatch) : 0;
+        cell.callers = Bit(slot);
+        call = CallState::kWaiting;
+        Schedule(s, r);
+        break;
+      case Admission::kDuplicate:
+        cell.callers |= Bit(slot);
+        call = CallState::kWaiting;
+        break;
+      case Admission::kReplay:
+        if (scope_.mutation == Mutation::kRerunReplies) {
+          cell.executed_twice = cell.executed != 0;
+        }
+        break;
+      case Admission::kClosed:
+      case Admission::kRefused:
+        break;
+    }
+  }
+
+  void Schedule(State& s, int r) {
+    Rank& rank = s.ranks[r];
+    if (rank.phase != Phase::kIdle) return;
+    if (scope_.mutation != Mutation::kKeepClosed) {
+      while (books_.SkipClosed(rank.book)) {
+      }
+    }
+    Forget(s, r);
+    const int next = NextOf(rank);
+    if (next > kSequences || !books_.Runnable(rank.book) || s.cells[r][next].op == 0) return;
+    books_.Begin(rank.book);
+    rank.phase = Phase::kPosted;
+    rank.cancel = 0;
+  }
+
+  // RunNext and the first half of StepRunner::Run.
+  void Start(State& s, int r, bool expired) {
+    Rank& rank = s.ranks[r];
+    const int sequence = NextOf(rank);
+    Cell& cell = s.cells[r][sequence];
+    if (cell.op == 0) {
+      rank.phase = Phase::kIdle;
+      return;
+    }
+    if (cell.closed) return FinishStep(s, r, false, false);
+    if (expired && cell.rejected == 0) cell.rejected = Because(Reason::kStepTimeout);
+    if (cell.rejected == 0 && !PassesCheck(rank, sequence, cell)) {
+      cell.rejected = Because(Reason::kVersionBehind);
+    }
+    if (cell.rejected != 0 && scope_.mutation == Mutation::kRejectedStaysAway) {
+      return FinishStep(s, r, false, false);
+    }
+    cell.record = AddRecord({.op = cell.op,
+                             .reason = cell.rejected,
+                             .version = rank.version,
+                             .gradients_valid = rank.gradients_valid,
+                             .accumulated = static_cast<uint8_t>(std::popcount(rank.accumulated))});
+    cell.arrived |= Bit(r);
+    Send(s, r, sequence, &Cell::arrive_flight);
+    rank.phase = Phase::kArriving;
+  }
+
+  // StepRunner::Arrive, once the wait has ended. `said`: 0, or 1 + the Reason that the wait failed.
+  void ArriveEnd(State& s, int r, uint8_t said) {
+    Rank& rank = s.ranks[r];
+    const int sequence = NextOf(rank);
+    Cell& cell = s.cells[r][sequence];
+    if (said != 0) {
+      if (EndedHere(said)) Close(s, r, sequence, said);
+      const uint8_t status = cell.rejected != 0 ? cell.rejected : said;
+      return FinishStep(s, r, false, status == Because(Reason::kPeerLost));
+    }
+    std::vector<Arrival> arrivals;
+    uint64_t key = static_cast<uint64_t>(r);
+    for (int other = 0; other < kRanks; ++other) {
+      arrivals.push_back(RecordOf(s.cells[other][sequence]));
+      key = (key << 8) | s.cells[other][sequence].record;
+    }
+    const uint8_t verdict = conclusions_.Conclude(key, arrivals, r);
+    if (verdict != 0) {
+      if (verdict == Because(Reason::kGradientsInvalid)) rank.gradients_valid = 0;
+      return FinishStep(s, r, false, false);
+    }
+    if (cell.executed != 0) cell.executed_twice = 1;
+    cell.executed = cell.op;
+    Execute(s, r, arrivals);
+  }
+
+  void Execute(State& s, int r, const std::vector<Arrival>& arrivals) {
+    Rank& rank = s.ranks[r];
+    const int sequence = NextOf(rank);
+    Cell& cell = s.cells[r][sequence];
+    switch (static_cast<OpKind>(cell.op)) {
+      case OpKind::kForward:
+      case OpKind::kBackward:
+        rank.phase = Phase::kExecuting;
+        return;
+      case OpKind::kApplyGradients: {
+        for (const Arrival& arrival : arrivals) {
+          if (arrival.version != rank.version) return FinishStep(s, r, false, false);
+        }
+        if (rank.version == Planned(cell, sequence).expected_version + 1) {
+          return FinishStep(s, r, true, false);
+        }
+        if (scope_.mutation == Mutation::kApplyWithoutVote) return Commit(s, r);
+        cell.voted |= Bit(r);
+        Send(s, r, sequence, &Cell::vote_flight);
+        rank.phase = Phase::kVoting;
+        return;
+      }
+      case OpKind::kClearGradients:
+        rank.accumulated = 0;
+        rank.gradients_valid = 1;
+        return FinishStep(s, r, true, false);
+      default:  // local, and the model gives it no effect
+        return FinishStep(s, r, true, false);
+    }
+  }
+
+  // Past arrival, and it went well here.
+  void Commit(State& s, int r) {
+    Rank& rank = s.ranks[r];
+    const int sequence = NextOf(rank);
+    if (s.cells[r][sequence].op == static_cast<uint8_t>(OpKind::kBackward)) {
+      rank.accumulated |= Bit(sequence);
+    }
+    if (s.cells[r][sequence].op == static_cast<uint8_t>(OpKind::kApplyGradients)) {
+      rank.content = static_cast<uint8_t>(7 * rank.content + rank.accumulated + 1);
+      rank.accumulated = 0;
+      ++rank.version;
+    }
+    FinishStep(s, r, true, false);
+  }
+
+  // Past arrival, and it failed here in a way that the others need not share.
+  void FailInside(State& s, int r, Reason reason) {
+    Rank& rank = s.ranks[r];
+    const int sequence = NextOf(rank);
+    const Cell& cell = s.cells[r][sequence];
+    if (cell.op == static_cast<uint8_t>(OpKind::kBackward) &&
+        scope_.mutation != Mutation::kTrustAccumulators) {
+      rank.gradients_valid = 0;
+    }
+    Close(s, r, sequence, Because(reason));
+    FinishStep(s, r, false, !scope_.survives_cancel);
+  }
+
+  void FinishStep(State& s, int r, bool ok, bool broken) {
+    Rank& rank = s.ranks[r];
+    const int sequence = NextOf(rank);
+    Cell& cell = s.cells[r][sequence];
+    rank.phase = Phase::kIdle;
+    Answer(cell);
+    cell.op = 0;
+    cell.outcome = ok ? Outcome::kOk : Outcome::kNotOk;
+    books_.End(rank.book);
+    if (scope_.mutation == Mutation::kEndTwice) books_.End(rank.book);
+    Forget(s, r);
+    if (!broken) return Schedule(s, r);
+    machines_.OnBroken(rank.machine, kEpoch);
+    for (Cell& pending : s.cells[r]) {  // FailPendingLocked
+      Answer(pending);
+      pending.op = 0;
+    }
+  }
+
+  void Abandon(State& s, int r, int sequence, Reason reason) {
+    Cell& cell = s.cells[r][sequence];
+    Answer(cell);
+    cell.rejected = Because(reason);
+    if (scope_.mutation == Mutation::kForgetAbandoned) cell.op = 0;
+  }
+
+  void CancelRunning(State& s, int r, uint8_t reason) {
+    Rank& rank = s.ranks[r];
+    if (rank.phase == Phase::kIdle) return;
+    if (rank.cancel == 0) rank.cancel = reason;
+    s.cells[r][NextOf(rank)].cancelled = 1;
+  }
+
+  void CancelOperation(State& s, int r, int sequence) {
+    const Cell& cell = s.cells[r][sequence];
+    if (std::popcount(cell.callers) > 1) return;
+    if (Running(s.ranks[r], sequence)) return CancelRunning(s, r, Because(Reason::kCancelled));
+    Abandon(s, r, sequence, Reason::kCancelled);
+  }
+
+  void OnPeerClose(State& s, int r, int sequence, int from) {
+    using Effect = engine::SequenceBook::CloseEffect;
+    Rank& rank = s.ranks[r];
+    Cell& cell = s.cells[r][sequence];
+    switch (books_.Close(rank.book, sequence)) {
+      case Effect::kIgnored:
+        return;
+      case Effect::kRecorded:
+        cell.outcome = Outcome::kNotOk;
+        return Schedule(s, r);
+      case Effect::kCancelled:
+        if (Running(rank, sequence)) {
+          CancelRunning(s, r, s.cells[from][sequence].close_reason);
+        } else if (cell.op != 0) {
+          cell.closed = 1;
+        }
+    }
+  }
+
+  // What callers plan for the pending operation of this cell.
+  PlannedRequest Planned(const Cell& cell, int sequence) const {
+    const size_t index = static_cast<size_t>(sequence) - 1;
+    for (const auto* plan : {&scope_.plan_a, &scope_.plan_b}) {
+      if (index < plan->size() && static_cast<uint8_t>((*plan)[index].op) == cell.op) {
+        return (*plan)[index];
+      }
+    }
+    return {.op = static_cast<OpKind>(cell.op)};
+  }
+
+  Books& books() { return books_; }
+
+ private:
+  static bool EndedHere(uint8_t reason) {
+    return reason == Because(Reason::kStepTimeout) || reason == Because(Reason::kCancelled) ||
+           reason == Because(Reason::kPeerLost);
+  }
+
+  // ValidateApply; other operations pass.
+  bool PassesCheck(const Rank& rank, int sequence, const Cell& cell) const {
+    if (cell.op != static_cast<uint8_t>(OpKind::kApplyGradients)) return true;
+    const int expected = Planned(cell, sequence).expected_version;
+    return rank.version == expected || rank.version == expected + 1;
+  }
+
+  uint8_t AddRecord(const Arrival& arrival) {
+    for (size_t i = 0; i < arrivals_.size(); ++i) {
+      if (arrivals_[i].Key() == arrival.Key()) return static_cast<uint8_t>(i);
+    }
+    arrivals_.push_back(arrival);
+    return static_cast<uint8_t>(arrivals_.size() - 1);
+  }
+
+  static void Answer(Cell& cell) {
+    for (int slot = 0; slot < kCallSlots; ++slot) {
+      if (cell.callers & Bit(slot)) cell.calls[slot] = CallState::kAnswered;
+    }
+    cell.callers = 0;
+  }
+
+  // A rank that is past the sequence makes nothing of what comes: not put on its way.
+  void Send(State& s, int r, int sequence, uint8_t Cell::* flight) {
+    for (int to = 0; to < kRanks; ++to) {
+      if (to != r && NextOf(s.ranks[to]) <= sequence) s.cells[to][sequence].*flight |= Bit(r);
+    }
+  }
+
+  void Close(State& s, int r, int sequence, uint8_t reason) {
+    if (scope_.mutation == Mutation::kSkipClose) return;
+    s.cells[r][sequence].close_reason = reason;
+    Send(s, r, sequence, &Cell::close_flight);
+  }
+
+  // The board forgets ended sequences, and so does the model: what still comes for them is ignored.
+  void Forget(State& s, int r) {
+    const int next = NextOf(s.ranks[r]);
+    for (int sequence = 1; sequence < next && sequence <= kSequences; ++sequence) {
+      Cell& cell = s.cells[r][sequence];
+      cell.arrived = cell.voted = 0;
+      cell.arrive_flight = cell.vote_flight = cell.close_flight = 0;
+      cell.cancelled = 0;
+      cell.closed = 0;
+      cell.rejected = 0;
+    }
+  }
+
+  const Scope scope_;
+  Books books_;
+  Machines machines_;
+  Conclusions conclusions_;
+  std::vector<Arrival> arrivals_;
+};
+
+}  // namespace expertd::model
+
+#endif  // TESTS_MODEL_SEQUENCE_MODEL_H_
