@@ -10,7 +10,8 @@ RUN ./dev build cpu-only expertd expertctl
 FROM debian:12-slim
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-      ca-certificates libabsl20220623 libdnnl2 libgloo0 libgrpc++1.51 libprotobuf32 \
+      ca-certificates libabsl20220623 libdnnl2 libgloo0 libgrpc++1.51 libmicrohttpd12 \
+      libprotobuf32 libssl3 \
  && rm -rf /var/lib/apt/lists/*
 RUN useradd --system --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin expertd \
  && install -d -o expertd -g expertd -m 0750 /var/lib/expertd

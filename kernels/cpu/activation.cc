@@ -1,4 +1,7 @@
 // Polynomials and row loops of activation.h.
+// The vector loops need these, and every function inlined into them too, so ahead of all headers.
+#pragma GCC optimize("O3", "no-trapping-math", "no-math-errno", "fp-contract=off")
+
 #include "kernels/cpu/activation.h"
 
 #include <bit>
@@ -10,11 +13,19 @@ namespace {
 
 constexpr int kLanes = 16;
 
+// condition ? yes : no, without a branch: the compiler does not vectorise loops whose
+// floating-point comparisons might trap.
+EXPERTD_INLINE float Choose(bool condition, float yes, float no) {
+  const uint32_t mask = 0u - static_cast<uint32_t>(condition);
+  return std::bit_cast<float>((std::bit_cast<uint32_t>(yes) & mask) |
+                              (std::bit_cast<uint32_t>(no) & ~mask));
+}
+
 // e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2, and a polynomial of degree 7 for e^r.
 EXPERTD_INLINE float Exp(float x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  x = x < -87.0f ? -87.0f : x;
-  x = x > 88.0f ? 88.0f : x;
+  x = Choose(x < -87.0f, -87.0f, x);
+  x = Choose(x > 88.0f, 88.0f, x);
   const float shifted = x * 1.44269504f + kRound;
   const float n = shifted - kRound;
   const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -32,7 +43,7 @@ EXPERTD_INLINE float Exp(float x) {
 // A polynomial in x near 0; 1 - e^polynomial further out. Both are computed, one is selected.
 EXPERTD_INLINE float Erf(float x) {
   const float magnitude = std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7fffffffu);
-  const float t = magnitude > 4.0f ? 4.0f : magnitude;
+  const float t = Choose(magnitude > 4.0f, 4.0f, magnitude);
   const float s = t * t;
   float far = -1.72853470e-5f * t + 3.83197126e-4f;
   const float far_low = -3.88396438e-3f * t + 2.42546219e-2f;
@@ -49,7 +60,7 @@ EXPERTD_INLINE float Erf(float x) {
   near = near * s - 3.76125336e-1f;
   near = near * s + 1.28379166e-1f;
   near = near * t + t;
-  const float value = t > 0.927734375f ? far : near;
+  const float value = Choose(t > 0.927734375f, far, near);
   const uint32_t sign = std::bit_cast<uint32_t>(x) & 0x80000000u;
   return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | sign);
 }
@@ -68,8 +79,8 @@ struct Gelu {
   }
 };
 struct Relu2 {
-  static EXPERTD_INLINE float Value(float x) { return x > 0.0f ? x * x : (x != x ? x : 0.0f); }
-  static EXPERTD_INLINE float Slope(float x) { return x > 0.0f ? 2.0f * x : (x != x ? x : 0.0f); }
+  static EXPERTD_INLINE float Value(float x) { return Choose(x < 0.0f, 0.0f, x * x); }
+  static EXPERTD_INLINE float Slope(float x) { return Choose(x < 0.0f, 0.0f, 2.0f * x); }
 };
 
 template <typename Act>
@@ -79,21 +90,24 @@ EXPERTD_INLINE void Forward(const float* __restrict gate, const float* __restric
 }
 
 template <typename Act>
-EXPERTD_INLINE void Backward(const ActivationGradArgs& args) {
-  const float* __restrict gate = args.gate;
-  const float* __restrict up = args.up;
-  const float* __restrict grad_u = args.grad_u;
-  float* __restrict u = args.u;
-  float* __restrict grad_gate = args.grad_gate;
-  float* __restrict grad_up = args.grad_up;
-  const float factor = args.factor;
-  for (int64_t i = 0; i < args.count; ++i) {
+EXPERTD_INLINE void BackwardLoop(const float* __restrict gate, const float* __restrict up,
+                                 const float* __restrict grad_u, float factor, int64_t count,
+                                 float* __restrict u, float* __restrict grad_gate,
+                                 float* __restrict grad_up) {
+  for (int64_t i = 0; i < count; ++i) {
     const float scaled = factor * grad_u[i];
     const float value = Act::Value(gate[i]);
     u[i] = value * up[i];
     grad_gate[i] = (scaled * up[i]) * Act::Slope(gate[i]);
     grad_up[i] = scaled * value;
   }
+}
+
+// Only parameters keep what __restrict promises.
+template <typename Act>
+EXPERTD_INLINE void Backward(const ActivationGradArgs& args) {
+  BackwardLoop<Act>(args.gate, args.up, args.grad_u, args.factor, args.count, args.u,
+                    args.grad_gate, args.grad_up);
 }
 
 EXPERTD_INLINE void ActivateRowBody(Activation activation, const float* gate, const float* up,

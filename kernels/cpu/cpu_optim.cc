@@ -1,4 +1,7 @@
 // Vectorised loops of the parameter arithmetic; constants are computed in f64 and rounded once.
+// The vector loops need these, and every function inlined into them too, so ahead of all headers.
+#pragma GCC optimize("O3", "no-trapping-math", "no-math-errno", "fp-contract=off")
+
 #include "kernels/cpu/cpu_optim.h"
 
 #include <algorithm>
@@ -81,7 +84,9 @@ EXPERTD_INLINE void PlainSgdRowsBody(const SgdFactors& f, const float* __restric
   }
 }
 
-EXPERTD_INLINE void AdamWRowsLoopBody(const AdamWFactors& f, const AdamWRows& rows, int64_t count) {
+EXPERTD_INLINE void AdamWRowsLoopBody(const AdamWFactors& factors, const AdamWRows& rows,
+                                      int64_t count) {
+  const AdamWFactors f = factors;  // a copy that no store can change
   const float* __restrict gradient = rows.gradient;
   float* __restrict first = rows.first;
   float* __restrict second = rows.second;
@@ -108,8 +113,9 @@ EXPERTD_VECTORIZED(SgdRows,
 EXPERTD_VECTORIZED(PlainSgdRows,
                    (const SgdFactors& f, const float* gradient, int64_t count, float* weight),
                    (f, gradient, count, weight))
-EXPERTD_VECTORIZED(AdamWRowsLoop, (const AdamWFactors& f, const AdamWRows& rows, int64_t count),
-                   (f, rows, count))
+EXPERTD_VECTORIZED(AdamWRowsLoop,
+                   (const AdamWFactors& factors, const AdamWRows& rows, int64_t count),
+                   (factors, rows, count))
 
 class CpuOptim final : public OptimKernels {
  public:

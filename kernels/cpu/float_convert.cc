@@ -1,4 +1,7 @@
 // The row loops of float_convert.h, one body per dtype, vectorised.
+// The vector loops need these, and every function inlined into them too, so ahead of all headers.
+#pragma GCC optimize("O3", "no-trapping-math", "no-math-errno", "fp-contract=off")
+
 #include "kernels/cpu/float_convert.h"
 
 #include <cstring>

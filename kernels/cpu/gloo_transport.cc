@@ -74,7 +74,9 @@ GlooTransport::~GlooTransport() {
     }
     watch_.join();
   }
-  ClosePairs();
+  // A hard close resets the connection and may take the last message from a peer that is still
+  // reading it, so it is for broken groups; the pairs' destructors close softly.
+  if (!broken_.empty()) ClosePairs();
 }
 
 absl::Status GlooTransport::Exchange(const OpContext& context, std::span<const ConstBytes> send,

@@ -36,7 +36,7 @@ class GlooTransport final : public CpuTransport {
   // listen_host cannot be bound.
   static absl::StatusOr<std::unique_ptr<GlooTransport>> Create(const EpGroupConfig& config,
                                                                const EpBootstrap& bootstrap);
-  // Closes the pairs; needs no peer.
+  // Closes the pairs after what has been sent; needs no peer.
   ~GlooTransport() override;
 
   const EpCapabilities& capabilities() const override;

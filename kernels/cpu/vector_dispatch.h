@@ -32,24 +32,23 @@ inline VectorLevel CurrentVectorLevel() {
 
 #define EXPERTD_OPTIMIZED optimize("O3", "fp-contract=off", "no-trapping-math", "no-math-errno")
 
-#define EXPERTD_VECTORIZED(Name, params, args)                                              \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"),      \
-                 EXPERTD_OPTIMIZED)) static void Name##Avx512 params {                      \
-    Name##Body args;                                                                        \
-  }                                                                                         \
-  __attribute__((target("avx2"), EXPERTD_OPTIMIZED)) static void Name##Avx2 params {        \
-    Name##Body args;                                                                        \
-  }                                                                                         \
-  __attribute__((EXPERTD_OPTIMIZED)) static void Name##Baseline params { Name##Body args; } \
-  void Name params {                                                                        \
-    switch (::expertd::CurrentVectorLevel()) {                                              \
-      case ::expertd::VectorLevel::kAvx512:                                                 \
-        return Name##Avx512 args;                                                           \
-      case ::expertd::VectorLevel::kAvx2:                                                   \
-        return Name##Avx2 args;                                                             \
-      case ::expertd::VectorLevel::kBaseline:                                               \
-        return Name##Baseline args;                                                         \
-    }                                                                                       \
+#define EXPERTD_VECTORIZED(Name, params, args)                                           \
+  __attribute__((                                                                        \
+      target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) static void \
+      Name##Avx512 params {                                                              \
+    Name##Body args;                                                                     \
+  }                                                                                      \
+  __attribute__((target("avx2"))) static void Name##Avx2 params { Name##Body args; }     \
+  static void Name##Baseline params { Name##Body args; }                                 \
+  void Name params {                                                                     \
+    switch (::expertd::CurrentVectorLevel()) {                                           \
+      case ::expertd::VectorLevel::kAvx512:                                              \
+        return Name##Avx512 args;                                                        \
+      case ::expertd::VectorLevel::kAvx2:                                                \
+        return Name##Avx2 args;                                                          \
+      case ::expertd::VectorLevel::kBaseline:                                            \
+        return Name##Baseline args;                                                      \
+    }                                                                                    \
   }
 
 #endif  // KERNELS_CPU_VECTOR_DISPATCH_H_

@@ -82,6 +82,8 @@ class NcclEp final : public EpBackend, private WaitGuard {
   NcclEp(const EpGroupConfig& config, CudaDevice& device);
   absl::Status Open(const EpBootstrap& bootstrap);
 
+  // GROUP_BROKEN after Abort or a failure.
+  absl::Status CheckAlive() const;
   // First thing in every operation: may it start?
   absl::Status Begin(const OpContext& context);
   // WaitGuard: may the host go on waiting for the stream?

@@ -91,12 +91,15 @@ void NcclEp::Abort() {
   comm_.reset();
 }
 
+absl::Status NcclEp::CheckAlive() const {
+  if (!aborted_ && !broken_) return absl::OkStatus();
+  return Error(Reason::kGroupBroken)
+      .Text("rank ", config_.rank, ": the NCCL communicator ",
+            aborted_ ? "was given up" : "is broken by an earlier failure");
+}
+
 absl::Status NcclEp::Begin(const OpContext& context) {
-  if (aborted_ || broken_) {
-    return Error(Reason::kGroupBroken)
-        .Text("rank ", config_.rank, ": the NCCL communicator ",
-              aborted_ ? "was given up" : "is broken by an earlier failure");
-  }
+  RETURN_IF_ERROR(CheckAlive());
   RETURN_IF_ERROR(device_.MakeCurrent());
   // What an earlier operation queued is judged by its own limits, as far as it has not ended.
   RETURN_IF_ERROR(Check());
@@ -110,6 +113,7 @@ absl::Status NcclEp::Check() {
     wire_ = WireState::kIdle;
     return absl::OkStatus();
   }
+  RETURN_IF_ERROR(CheckAlive());  // the cause was told to whoever waited first
   RETURN_IF_ERROR(CheckLimits());
   const absl::Status health = comm_->Health();
   return health.ok() ? health : Break(health);

@@ -104,6 +104,7 @@ struct TokenWarp {
         score = theirs;
       }
     }
+    __syncwarp();  // all have read
     if (best >= 0 && lane == 0) open[best] = 0;
     __syncwarp();
     return best;

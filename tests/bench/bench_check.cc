@@ -22,8 +22,7 @@ absl::StatusOr<std::vector<float>> BenchRank::ReadRow(const DeviceBuffer& buffer
                                                       int64_t cols) {
   const int64_t bytes = cols * static_cast<int64_t>(DTypeSize(options_.dtype));
   std::vector<std::byte> raw(static_cast<size_t>(bytes));
-  RETURN_IF_ERROR(
-      device_->CopyToHost(raw.data(), buffer.as<std::byte>() + row * bytes, bytes));
+  RETURN_IF_ERROR(device_->CopyToHost(raw.data(), buffer.as<std::byte>() + row * bytes, bytes));
   std::vector<float> values(static_cast<size_t>(cols));
   RowToF32(options_.dtype, raw.data(), cols, values.data());
   return values;
@@ -36,8 +35,7 @@ absl::StatusOr<bool> BenchRank::CheckDispatch(const std::vector<Routing>& by_ran
   RETURN_IF_ERROR(device_->CopyToHost(all.data(), recv_x_.data(), capacity_ * row_bytes));
   std::vector<float> weights(static_cast<size_t>(capacity_));
   RETURN_IF_ERROR(device_->CopyToHost(weights.data(), recv_w_.data(), capacity_ * 4));
-  const std::vector<std::vector<int64_t>> slots =
-      SlotsOf(workload_, options_.alignment, by_rank);
+  const std::vector<std::vector<int64_t>> slots = SlotsOf(workload_, options_.alignment, by_rank);
   std::vector<float> row(static_cast<size_t>(workload_.hidden));
   std::vector<std::byte> expected(static_cast<size_t>(row_bytes));
   int64_t found = 0;
@@ -91,8 +89,8 @@ absl::StatusOr<bool> BenchRank::CheckExperts() {
       magnitude += std::abs(u);
     }
     // |w_down| stays below 6 standard deviations of 1/sqrt(I).
-    const double bound = 4 * Unit(options_.dtype) * magnitude * 6 /
-                             std::sqrt(static_cast<double>(inner)) + 1e-4;
+    const double bound =
+        4 * Unit(options_.dtype) * magnitude * 6 / std::sqrt(static_cast<double>(inner)) + 1e-4;
     for (size_t c = 0; c < want.size(); ++c) {
       if (!(std::abs(want[c] - static_cast<double>(z[c])) <= bound)) return false;
     }
@@ -100,8 +98,8 @@ absl::StatusOr<bool> BenchRank::CheckExperts() {
   return true;
 }
 
-absl::StatusOr<bool> BenchRank::CheckCombine(
-    const std::vector<Routing>& by_rank, const std::vector<std::unique_ptr<BenchRank>>& ranks) {
+absl::StatusOr<bool> BenchRank::CheckCombine(const std::vector<Routing>& by_rank,
+                                             const std::vector<std::unique_ptr<BenchRank>>& ranks) {
   constexpr int64_t kSamples = 16;
   const Routing& own = by_rank[static_cast<size_t>(options_.rank)];
   const std::vector<int64_t> slots =

@@ -52,8 +52,7 @@ absl::StatusOr<std::unique_ptr<BenchRank>> BenchRank::Create(const RankOptions& 
   config.max_top_k = workload.top_k;
   config.max_experts = sizes.max_experts;
   config.max_token_dtype = options.dtype;
-  ASSIGN_OR_RETURN(rank->ep_,
-                   CreateEpBackend(options.backend, *rank->device_, config, bootstrap));
+  ASSIGN_OR_RETURN(rank->ep_, CreateEpBackend(options.backend, *rank->device_, config, bootstrap));
   MlpConfig mlp;
   mlp.local_experts = workload.experts_per_rank;
   mlp.hidden = workload.hidden;
@@ -80,8 +79,8 @@ absl::Status BenchRank::FillRandom(DeviceBuffer& buffer, int64_t count, float sc
   RowFromF32(options_.dtype, values.data(), static_cast<int64_t>(values.size()), block.data());
   for (int64_t at = 0; at < count; at += kBlock) {
     const int64_t n = std::min(kBlock, count - at);
-    RETURN_IF_ERROR(device_->CopyToDevice(buffer.as<std::byte>() + at * element, block.data(),
-                                          n * element));
+    RETURN_IF_ERROR(
+        device_->CopyToDevice(buffer.as<std::byte>() + at * element, block.data(), n * element));
   }
   return absl::OkStatus();
 }
@@ -159,10 +158,9 @@ absl::Status BenchRank::Prepare() {
 }
 
 absl::Status BenchRank::Dispatch() {
-  RETURN_IF_ERROR(ep_->Dispatch(NextContext(), *handle_,
-                                Rows(tokens_, workload_.tokens_per_rank, workload_.hidden),
-                                topk_weights_.as<float>(),
-                                Rows(recv_x_, capacity_, workload_.hidden), recv_w_.as<float>()));
+  RETURN_IF_ERROR(ep_->Dispatch(
+      NextContext(), *handle_, Rows(tokens_, workload_.tokens_per_rank, workload_.hidden),
+      topk_weights_.as<float>(), Rows(recv_x_, capacity_, workload_.hidden), recv_w_.as<float>()));
   return WaitForDevice();
 }
 
@@ -207,8 +205,8 @@ absl::Status BenchRank::Backward() {
   dgrad.grad_w = grad_w_.as<float>();
   RETURN_IF_ERROR(mlp_->Dgrad(dgrad));
   RETURN_IF_ERROR(ep_->DispatchBackward(
-      NextContext(), *handle_, Rows(grad_recv_x_, capacity_, workload_.hidden),
-      grad_w_.as<float>(), Rows(grad_x_, t, workload_.hidden), grad_topk_.as<float>()));
+      NextContext(), *handle_, Rows(grad_recv_x_, capacity_, workload_.hidden), grad_w_.as<float>(),
+      Rows(grad_x_, t, workload_.hidden), grad_topk_.as<float>()));
   MlpWgradArgs wgrad;
   wgrad.segments = Segments();
   wgrad.recv_x = recv_x_.data();

@@ -1,4 +1,5 @@
-// One rank of a benchmark: its device, backend, experts and buffers, and the operations timed on it.
+// One rank of a benchmark: its device, backend, experts and buffers, and the operations timed on
+// it.
 #ifndef TESTS_BENCH_BENCH_RANK_H_
 #define TESTS_BENCH_BENCH_RANK_H_
 
@@ -41,9 +42,9 @@ class BenchRank {
   absl::Status Forward();   // all of the above in order
   absl::Status Backward();  // of the last Forward, into f32 accumulators
 
-  // Whether the buffers of the last Forward are right, before anything is timed: dispatched rows bit
-  // for bit; expert outputs in a row of every seventh expert; combined rows of sampled tokens, whose
-  // expert outputs are read from all ranks. Not collective; `ranks` in rank order.
+  // Whether the buffers of the last Forward are right, before anything is timed: dispatched rows
+  // bit for bit; expert outputs in a row of every seventh expert; combined rows of sampled tokens,
+  // whose expert outputs are read from all ranks. Not collective; `ranks` in rank order.
   absl::StatusOr<bool> CheckDispatch(const std::vector<Routing>& by_rank);
   absl::StatusOr<bool> CheckExperts();
   absl::StatusOr<bool> CheckCombine(const std::vector<Routing>& by_rank,
@@ -62,8 +63,7 @@ class BenchRank {
   OpContext NextContext();
   ExpertSegments Segments() const;
   Matrix Rows(DeviceBuffer& buffer, int64_t rows, int64_t cols) const;
-  absl::StatusOr<std::vector<float>> ReadRow(const DeviceBuffer& buffer, int64_t row,
-                                             int64_t cols);
+  absl::StatusOr<std::vector<float>> ReadRow(const DeviceBuffer& buffer, int64_t row, int64_t cols);
 
   RankOptions options_;
   Workload workload_;

@@ -1,8 +1,8 @@
 // expertd_bench: times the expert-parallel operations and the layer on this machine's devices.
 //
-// One thread per rank in one process. Every workload is checked on the buffers that are timed before
-// it is timed; a wrong one is reported with "correct": false and no time. Times are wall time per
-// operation including the wait for the device, the slowest rank of each iteration.
+// One thread per rank in one process. Every workload is checked on the buffers that are timed
+// before it is timed; a wrong one is reported with "correct": false and no time. Times are wall
+// time per operation including the wait for the device, the slowest rank of each iteration.
 #include <unistd.h>
 
 #include <barrier>
@@ -159,9 +159,8 @@ class Benchmark {
         {"combine", &BenchRank::Combine},
         {"forward", &BenchRank::Forward}};
     for (const auto& [op, method] : operations) {
-      RETURN_IF_ERROR(Measure(row, op, traffic, [&, m = method](size_t rank) {
-        return (ranks[rank].get()->*m)();
-      }));
+      RETURN_IF_ERROR(Measure(row, op, traffic,
+                              [&, m = method](size_t rank) { return (ranks[rank].get()->*m)(); }));
     }
     if (!absl::GetFlag(FLAGS_backward)) return absl::OkStatus();
     return Measure(row, "forward_backward", traffic, [&](size_t rank) -> absl::Status {
@@ -187,8 +186,7 @@ class Benchmark {
       bootstrap.listen_host = "127.0.0.1";
       bootstrap.exchange = &exchange;
       bootstrap.deadline = Clock::Real().Now() + std::chrono::seconds(120);
-      ASSIGN_OR_RETURN(ranks[rank],
-                       BenchRank::Create(options, workload, routing[rank], bootstrap));
+      ASSIGN_OR_RETURN(ranks[rank], BenchRank::Create(options, workload, routing[rank], bootstrap));
       return absl::OkStatus();
     });
   }

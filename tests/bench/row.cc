@@ -51,9 +51,9 @@ Work WorkOf(const std::string& op, const Workload& w, const Traffic& traffic, DT
     const double inner = 3 * static_cast<double>(w.intermediate) * element;
     return {0, routes * (2 * row + 2 * inner) + weights * element, 6 * routes * matrix};
   }
-  const Work forward = Sum(Sum(WorkOf("dispatch", w, traffic, dtype),
-                               WorkOf("combine", w, traffic, dtype)),
-                           WorkOf("experts", w, traffic, dtype));
+  const Work forward =
+      Sum(Sum(WorkOf("dispatch", w, traffic, dtype), WorkOf("combine", w, traffic, dtype)),
+          WorkOf("experts", w, traffic, dtype));
   if (op == "forward") return forward;
   // Backward: both exchanges again, twice the products, f32 accumulators read and written.
   const Work backward = {forward.wire_bytes, 2 * forward.memory_bytes + 8 * weights,

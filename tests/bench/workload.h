@@ -31,8 +31,8 @@ struct Routing {
 };
 Routing MakeRouting(const Workload& workload, int64_t world, int64_t rank, uint64_t seed);
 
-// Where every route lands: for rank r, slots[r][t * K + k] is its row at the rank that owns the expert.
-// Written from the definition of the slot order, independently of any backend.
+// Where every route lands: for rank r, slots[r][t * K + k] is its row at the rank that owns the
+// expert. Written from the definition of the slot order, independently of any backend.
 std::vector<std::vector<int64_t>> SlotsOf(const Workload& workload, int64_t alignment,
                                           const std::vector<Routing>& by_rank);
 

@@ -81,15 +81,16 @@ TEST_F(FakeGroupTest, AnOwnErrorOfOneRankIsReportedAndTheAttemptAborted) {
 }
 
 TEST_F(FakeGroupTest, UpIsBoundedByItsDeadline) {
-  absl::Notification done;
-  rank(2).on_join = [&done](const v1::JoinGroupRequest&) {
-    done.WaitForNotificationWithTimeout(kLong);
+  // Shared with the daemon, whose handler may look at it after this test's end.
+  const auto done = std::make_shared<absl::Notification>();
+  rank(2).on_join = [done](const v1::JoinGroupRequest&) {
+    done->WaitForNotificationWithTimeout(kLong);
     return grpc::Status::OK;
   };
   const absl::Time start = absl::Now();
   EXPECT_FALSE(Up(request_, Within(absl::Seconds(1))).ok());
   EXPECT_LT(absl::Now() - start, absl::Seconds(10));
-  done.Notify();
+  done->Notify();
 }
 
 TEST_F(FakeGroupTest, AttachFindsTheGroupThatDownEnds) {

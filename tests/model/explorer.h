@@ -56,7 +56,7 @@ class Explorer {
   static_assert(sizeof(Action) <= 4);
 
   Explorer(Model& model, uint64_t max_states)
-      : model_(model), max_states_(max_states), table_(size_t{1} << 16, kNone) {}
+      : model_(model), max_states_(max_states), table_(size_t{1} << 16) {}
 
   Exploration Run() {
     Exploration result;
@@ -77,6 +77,10 @@ class Explorer {
 
  private:
   static constexpr uint32_t kNone = ~uint32_t{0};
+  struct Slot {
+    uint32_t tag = 0;  // of the hash, so that few states are compared in full
+    uint32_t index = kNone;
+  };
   struct Origin {
     uint32_t parent;
     Action action;
@@ -125,21 +129,25 @@ class Explorer {
 
   void Add(const State& state, uint32_t parent, Action action) {
     if (2 * states_.size() >= table_.size()) Grow();
-    size_t slot = Hash(state) & (table_.size() - 1);
-    for (; table_[slot] != kNone; slot = (slot + 1) & (table_.size() - 1)) {
-      if (std::memcmp(&states_[table_[slot]], &state, sizeof(State)) == 0) return;
+    const uint64_t hash = Hash(state);
+    const auto tag = static_cast<uint32_t>(hash >> 32);
+    size_t slot = hash & (table_.size() - 1);
+    for (; table_[slot].index != kNone; slot = (slot + 1) & (table_.size() - 1)) {
+      if (table_[slot].tag != tag) continue;
+      if (std::memcmp(&states_[table_[slot].index], &state, sizeof(State)) == 0) return;
     }
-    table_[slot] = static_cast<uint32_t>(states_.size());
+    table_[slot] = {tag, static_cast<uint32_t>(states_.size())};
     states_.push_back(state);
     origins_.push_back({parent, action});
   }
 
   void Grow() {
-    table_.assign(2 * table_.size(), kNone);
+    table_.assign(4 * table_.size(), Slot{});
     for (uint32_t i = 0; i < states_.size(); ++i) {
-      size_t slot = Hash(states_[i]) & (table_.size() - 1);
-      while (table_[slot] != kNone) slot = (slot + 1) & (table_.size() - 1);
-      table_[slot] = i;
+      const uint64_t hash = Hash(states_[i]);
+      size_t slot = hash & (table_.size() - 1);
+      while (table_[slot].index != kNone) slot = (slot + 1) & (table_.size() - 1);
+      table_[slot] = {static_cast<uint32_t>(hash >> 32), i};
     }
   }
 
@@ -147,11 +155,11 @@ class Explorer {
   const uint64_t max_states_;
   std::vector<State> states_;
   std::vector<Origin> origins_;
-  std::vector<uint32_t> table_;  // open addressing over indices of states_
+  std::vector<Slot> table_;  // open addressing over states_
 };
 
 template <typename Model>
-Exploration Explore(Model& model, uint64_t max_states = 20'000'000) {
+Exploration Explore(Model& model, uint64_t max_states = 5'000'000) {
   return Explorer<Model>(model, max_states).Run();
 }
 

@@ -187,6 +187,7 @@ class SequenceSteps {
   void Commit(State& s, int r) {
     Rank& rank = s.ranks[r];
     const int sequence = NextOf(rank);
+    s.cells[r][sequence].committed = 1;
     if (s.cells[r][sequence].op == static_cast<uint8_t>(OpKind::kBackward)) {
       rank.accumulated |= Bit(sequence);
     }
@@ -257,6 +258,8 @@ class SequenceSteps {
     Cell& cell = s.cells[r][sequence];
     switch (books_.Close(rank.book, sequence)) {
       case Effect::kIgnored:
+        // Further ahead than the window: as good as lost.
+        if (sequence >= NextOf(rank)) s.lost = 1;
         return;
       case Effect::kRecorded:
         cell.outcome = Outcome::kNotOk;

@@ -102,7 +102,7 @@ std::string CheckEnd(const SequenceSteps<kRanks, kSequences>& steps,
           return StrCat("S4: rank ", r, " ended sequence ", q, " well, rank ", other,
                         " knows nothing of it");
         }
-        if (cell.executed == static_cast<uint8_t>(OpKind::kApplyGradients) &&
+        if (cell.committed && cell.executed == static_cast<uint8_t>(OpKind::kApplyGradients) &&
             there.executed != cell.executed) {
           return StrCat("S4: rank ", r, " applied sequence ", q, ", rank ", other,
                         " was not asked whether it can");

@@ -44,7 +44,8 @@ struct Cell {
   uint8_t closed : 1 = 0;   // the pending operation's sequence was left by others
   uint8_t cancelled : 1 = 0;  // at the board
   uint8_t executed_twice : 1 = 0;
-  uint8_t unused : 5 = 0;
+  uint8_t committed : 1 = 0;  // changed lasting state, past arrival
+  uint8_t unused : 4 = 0;
   uint8_t rejected = 0;     // 1 + Reason, of the pending operation
   Outcome outcome = Outcome::kNone;
   uint8_t executed = 0;     // op that went past arrival here

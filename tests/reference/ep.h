@@ -11,7 +11,8 @@
 //   PerRank y = Combine(layout, hidden, z, &recv.weights);
 //
 // A slot row is one row of a rank's expert-major receive layout. Pure functions, any thread.
-#pragma once
+#ifndef TESTS_REFERENCE_EP_H_
+#define TESTS_REFERENCE_EP_H_
 
 #include <cstdint>
 #include <vector>
@@ -119,3 +120,5 @@ PerRank CombineBackward(const Layout& layout, int64_t hidden, const PerRank& gy,
                         const PerRank* slot_weights = nullptr);
 
 }  // namespace expertd::reference
+
+#endif  // TESTS_REFERENCE_EP_H_

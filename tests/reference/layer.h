@@ -7,7 +7,8 @@
 // Weighting LATE multiplies z by the route weight in the combine. Weighting EARLY multiplies u, and
 // the down bias, by it and combines without weights; in exact arithmetic the two agree.
 // Nothing is rounded to a narrower type. Pure functions, any thread.
-#pragma once
+#ifndef TESTS_REFERENCE_LAYER_H_
+#define TESTS_REFERENCE_LAYER_H_
 
 #include <cstdint>
 #include <vector>
@@ -72,3 +73,5 @@ LayerGradients LayerBackward(const LayerConfig& config, const ExpertParameters& 
                              const LayerForwardResult& forward, const PerRank& gy);
 
 }  // namespace expertd::reference
+
+#endif  // TESTS_REFERENCE_LAYER_H_

@@ -1,5 +1,6 @@
 // Row-major matrix helpers of the float64 reference.
-#pragma once
+#ifndef TESTS_REFERENCE_MATRIX_H_
+#define TESTS_REFERENCE_MATRIX_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -34,3 +35,5 @@ inline void AddScaled(double scale, std::span<const double> from, std::span<doub
 }
 
 }  // namespace expertd::reference
+
+#endif  // TESTS_REFERENCE_MATRIX_H_

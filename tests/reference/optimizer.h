@@ -1,5 +1,6 @@
 // Float64 reference of the optimizers: SGD with momentum, AdamW, clipping by global norm.
-#pragma once
+#ifndef TESTS_REFERENCE_OPTIMIZER_H_
+#define TESTS_REFERENCE_OPTIMIZER_H_
 
 #include <cstdint>
 #include <span>
@@ -52,3 +53,5 @@ double GlobalNorm(std::span<const std::vector<double>* const> gradients);
 double ClipByGlobalNorm(double max_norm, std::span<std::vector<double>* const> gradients);
 
 }  // namespace expertd::reference
+
+#endif  // TESTS_REFERENCE_OPTIMIZER_H_

@@ -8,7 +8,8 @@
 //              {dx, d weights} = RouterLogitsBackward(dl)
 //
 // Pure functions, any thread.
-#pragma once
+#ifndef TESTS_REFERENCE_ROUTER_H_
+#define TESTS_REFERENCE_ROUTER_H_
 
 #include <cstdint>
 #include <vector>
@@ -84,3 +85,5 @@ std::vector<double> AuxLossBackward(const RouterConfig& config, double coefficie
                                     double loss_gradient);
 
 }  // namespace expertd::reference
+
+#endif  // TESTS_REFERENCE_ROUTER_H_

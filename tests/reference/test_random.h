@@ -2,7 +2,8 @@
 //
 //   TestRandom random;
 //   SCOPED_TRACE(random.Trace());  // a failure prints EXPERTD_TEST_SEED=..., which replays it
-#pragma once
+#ifndef TESTS_REFERENCE_TEST_RANDOM_H_
+#define TESTS_REFERENCE_TEST_RANDOM_H_
 
 #include <gtest/gtest.h>
 
@@ -122,3 +123,5 @@ inline double Inner(const PerRank& a, const PerRank& b) {
 }
 
 }  // namespace expertd::reference
+
+#endif  // TESTS_REFERENCE_TEST_RANDOM_H_

@@ -5,15 +5,6 @@
 #include <cstring>
 #include <vector>
 
-// One copy of the tile loop per instruction set, chosen when the program is loaded. Sanitizers are
-// left out because the choice runs before their start-up.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-#define EXPERTD_TRAIN_CLONES __attribute__((target_clones("avx512f", "fma", "default")))
-#else
-#define EXPERTD_TRAIN_CLONES
-#endif
-
 namespace expertd::train {
 namespace {
 
@@ -33,9 +24,10 @@ struct TileArgs {
   int64_t depth;
 };
 
-// sums: [kTile, kPanel] = a rows times the panel. Reads kTile rows of a.
-EXPERTD_TRAIN_CLONES
-void MultiplyTile(const TileArgs& args, float* __restrict sums) {
+// sums: [kTile, kPanel] = a rows times the panel. Reads kTile rows of a. Inlined into one function
+// per instruction set below.
+__attribute__((always_inline)) inline void MultiplyTileBody(const TileArgs& args,
+                                                            float* __restrict sums) {
   Vec low[kTile] = {};
   Vec high[kTile] = {};
   const float* a = args.a;
@@ -55,6 +47,22 @@ void MultiplyTile(const TileArgs& args, float* __restrict sums) {
     *reinterpret_cast<Vec*>(sums + r * kPanel) = low[r];
     *reinterpret_cast<Vec*>(sums + r * kPanel + kLanes) = high[r];
   }
+}
+
+__attribute__((target("avx512f"))) void MultiplyTileAvx512(const TileArgs& args, float* sums) {
+  MultiplyTileBody(args, sums);
+}
+__attribute__((target("avx2,fma"))) void MultiplyTileAvx2(const TileArgs& args, float* sums) {
+  MultiplyTileBody(args, sums);
+}
+void MultiplyTileBaseline(const TileArgs& args, float* sums) { MultiplyTileBody(args, sums); }
+
+using MultiplyTileFunction = void (*)(const TileArgs&, float*);
+
+MultiplyTileFunction ChooseMultiplyTile() {
+  if (__builtin_cpu_supports("avx512f")) return MultiplyTileAvx512;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return MultiplyTileAvx2;
+  return MultiplyTileBaseline;
 }
 
 // panels: [ceil(cols / kPanel)][depth][kPanel] of b's rows [first, first + depth), zero padded.
@@ -99,6 +107,7 @@ void AddTile(const float* sums, int64_t rows, int64_t cols, float* c, int64_t c_
 }  // namespace
 
 void Gemm(const MatrixView& a, const MatrixView& b, float* c, Store store) {
+  static const MultiplyTileFunction multiply_tile = ChooseMultiplyTile();
   if (store == Store::kOverwrite) std::fill(c, c + a.rows * b.cols, 0.0f);
   thread_local std::vector<float> panels;
   thread_local std::vector<float> last_rows;
@@ -121,7 +130,7 @@ void Gemm(const MatrixView& a, const MatrixView& b, float* c, Store store) {
           args.a_row = depth;
           args.a_col = 1;
         }
-        MultiplyTile(args, sums);
+        multiply_tile(args, sums);
         AddTile(sums, std::min(kTile, a.rows - i), width, c + i * b.cols + p * kPanel, b.cols);
       }
     }

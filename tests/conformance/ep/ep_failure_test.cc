@@ -181,6 +181,18 @@ TEST_P(EpFailure, AbortEndsRunningAndLaterOperations) {
   EXPECT_TRUE(HasReason(Reduce(world, 1, world.Next()), Reason::kPeerLost));
 }
 
+TEST_P(EpFailure, LeavingAfterTheLastOperationTakesNothingFromPeers) {
+  for (int round = 0; round < 10; ++round) {
+    EpWorld world(GetParam(), 3);
+    const OpContext context = world.Next();
+    world.Run([&](int64_t rank) {
+      const absl::Status status = Reduce(world, rank, context, 300000 + 1000 * round);
+      EXPECT_TRUE(status.ok()) << "rank " << rank << ": " << status;
+      world.Kill(rank);
+    });
+  }
+}
+
 // Messages far over the socket buffers, both ways at once.
 TEST_P(EpFailure, LargeMessagesBothWaysDoNotDeadlock) {
   EpWorld world(GetParam(), 2);

@@ -1,4 +1,4 @@
-"""Starts and stops expertd processes for integration tests."""
+# Starts and stops expertd processes for integration tests.
 
 import os
 import pathlib

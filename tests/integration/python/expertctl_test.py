@@ -1,4 +1,4 @@
-"""expertctl against real daemons: every verb, its JSON and its exit code."""
+# expertctl against real daemons: every verb, its JSON and its exit code.
 
 import json
 import os

@@ -1,8 +1,7 @@
-"""A client with no generated code: reflection alone must be enough to use the service.
-
-Starts two daemons of EXPERTD_BIN_DIR, forms a group over gloo, runs a Forward and reads an error's
-details, with messages that come from the daemons' own descriptors.
-"""
+# A client with no generated code: reflection alone must be enough to use the service.
+#
+# Starts two daemons of EXPERTD_BIN_DIR, forms a group over gloo, runs a Forward and reads an error's
+# details, with messages that come from the daemons' own descriptors.
 
 import concurrent.futures
 import time

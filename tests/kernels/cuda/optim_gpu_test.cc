@@ -54,7 +54,8 @@ TEST_P(OptimGpu, SgdHasTheCpusBits) {
     const DeviceBuffer on_weight = Upload(*gpu_, weight);
     const DeviceBuffer on_buffer = Upload(*gpu_, buffer);
     const DeviceBuffer on_gradient = Upload(*gpu_, gradient);
-    const bool with_buffer = momentum != 0;
+    const bool with_buffer = momentum != 0 && GetParam() > 0;  // an empty vector has no address
+    if (momentum != 0 && !with_buffer) continue;
     for (int step = 0; step < 3; ++step) {
       ASSERT_TRUE(on_cpu_
                       ->Sgd(args, gradient.data(), GetParam(),

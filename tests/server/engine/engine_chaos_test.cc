@@ -1,4 +1,4 @@
-// Random refusals, absences, cancellations, retries, losses and re-formings on a group of three:
+// Random refusals, absences, cancellations, retries, losses and re-formings on a group of four:
 // every request is answered, all ranks stay in step, and the group works afterwards.
 #include <gtest/gtest.h>
 
@@ -11,15 +11,11 @@
 namespace expertd::engine {
 namespace {
 
-constexpr int64_t kWorld = 3;
+constexpr int64_t kWorld = 4;
 
 class EngineChaosTest : public testing::Test {
  protected:
-  EngineChaosTest() {
-    cluster_.config.base_timeout_ms = 100;
-    cluster_.Form();
-    cluster_.CreateReadyLayer();
-  }
+  EngineChaosTest() { cluster_.FormWithLayer(100); }
 
   // One sequence in which every rank behaves at random.
   void RandomStep(TestSeed& seed) {
@@ -71,7 +67,7 @@ TEST_F(EngineChaosTest, RanksStayInStepWhateverTheirCallersDo) {
   TestSeed seed;
   SCOPED_TRACE(seed.Trace());
   for (int i = 0; i < 60; ++i) RandomStep(seed);
-  ExpectWorksAgain(2);
+  ExpectWorksAgain(3);
 }
 
 TEST_F(EngineChaosTest, RanksStayInStepThoughRecordsAreLost) {
@@ -82,14 +78,14 @@ TEST_F(EngineChaosTest, RanksStayInStepThoughRecordsAreLost) {
       [random](const Letter&) { return random->Below(10) == 0 ? Fate::kDrop : Fate::kDeliver; });
   for (int i = 0; i < 30; ++i) RandomStep(seed);
   cluster_.network.ReleaseAll();
-  ExpectWorksAgain(2);
+  ExpectWorksAgain(3);
 }
 
 TEST_F(EngineChaosTest, StepsFromManyThreadsAreAllAnsweredWhileTheGroupIsFormedAnew) {
   TestSeed seed;
   SCOPED_TRACE(seed.Trace());
   std::atomic<bool> stop = false;
-  std::atomic<uint64_t> epoch = 1;
+  std::atomic<uint64_t> epoch = cluster_.epoch;
   std::atomic<int64_t> asked = 0;
   std::atomic<int64_t> answered = 0;
   std::vector<std::thread> callers;
@@ -111,16 +107,20 @@ TEST_F(EngineChaosTest, StepsFromManyThreadsAreAllAnsweredWhileTheGroupIsFormedA
       }
     });
   }
-  for (uint64_t next = 2; next <= 8; ++next) {
-    if (seed.Below(3) == 0) EXPECT_TRUE(cluster_.Abort(0, epoch).ok());
-    if (seed.Below(3) == 0) EXPECT_TRUE(cluster_.Leave(1, epoch).ok());
+  for (uint64_t next = 3; next <= 9; ++next) {
+    if (seed.Below(3) == 0) {
+      EXPECT_TRUE(cluster_.Abort(0, epoch).ok());
+    }
+    if (seed.Below(3) == 0) {
+      EXPECT_TRUE(cluster_.Leave(1, epoch).ok());
+    }
     cluster_.Form(next);
     epoch = next;
   }
   stop = true;
   for (std::thread& caller : callers) caller.join();
   EXPECT_EQ(asked, answered);
-  ExpectWorksAgain(9);
+  ExpectWorksAgain(10);
 }
 
 }  // namespace

@@ -35,9 +35,7 @@ class EngineFailureTest : public testing::Test {
  protected:
   Cluster& Start(int64_t world, int64_t timeout_ms = 10000) {
     cluster_ = std::make_unique<Cluster>(world);
-    cluster_->config.base_timeout_ms = timeout_ms;
-    cluster_->Form();
-    cluster_->CreateReadyLayer();
+    cluster_->FormWithLayer(timeout_ms);
     return *cluster_;
   }
   std::unique_ptr<Cluster> cluster_;
@@ -142,7 +140,8 @@ TEST_F(EngineFailureTest, ARankWithoutItsRequestIsNamedByTheOthers) {
   EXPECT_EQ(ReasonOf(late->status), Reason::kStepTimeout);
   EXPECT_THAT(Text(late), HasSubstr("left sequence"));
   EXPECT_EQ(Metadata(late->status, "missing_ranks"), "2");
-  const absl::StatusOr<StepOutcome> outcome = cluster.engine(2).GetStepOutcome(1, sequence);
+  const absl::StatusOr<StepOutcome> outcome =
+      cluster.engine(2).GetStepOutcome(cluster.epoch, sequence);
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_EQ(outcome->state, StepState::kFailed);
   EXPECT_EQ(cluster.engine(0).DescribeGroup().state, GroupState::kReady);

@@ -16,9 +16,7 @@ class EngineRetryTest : public testing::Test {
   Cluster& Start(int64_t world, int64_t timeout_ms = 10000,
                  std::function<void(EngineOptions&)> change = nullptr) {
     cluster_ = std::make_unique<Cluster>(world, std::move(change));
-    cluster_->config.base_timeout_ms = timeout_ms;
-    cluster_->Form();
-    cluster_->CreateReadyLayer();
+    cluster_->FormWithLayer(timeout_ms);
     return *cluster_;
   }
   std::unique_ptr<Cluster> cluster_;
@@ -91,8 +89,8 @@ TEST_F(EngineRetryTest, EarlyRequestsRunInOrderOnceTheGapIsFilled) {
   for (uint64_t ahead : {2u, 1u}) {
     for (int64_t rank : {0, 1}) futures.push_back(cluster.Submit(rank, Rows(rank), base + ahead));
   }
-  EXPECT_EQ(cluster.engine(0).GetStepOutcome(1, base + 2)->state, StepState::kWaiting);
-  EXPECT_EQ(cluster.engine(0).GetStepOutcome(1, base + 3)->state, StepState::kAhead);
+  EXPECT_EQ(cluster.engine(0).GetStepOutcome(cluster.epoch, base + 2)->state, StepState::kWaiting);
+  EXPECT_EQ(cluster.engine(0).GetStepOutcome(cluster.epoch, base + 3)->state, StepState::kAhead);
   for (int64_t rank : {0, 1}) futures.push_back(cluster.Submit(rank, Rows(rank), base));
   for (auto& future : futures) EXPECT_TRUE(Await(std::move(future))->status.ok());
   EXPECT_EQ(cluster.engine(0).DescribeGroup().next_sequence, base + 3);
@@ -162,9 +160,10 @@ TEST_F(EngineRetryTest, CancellingARunningStepReachesEveryRank) {
   const uint64_t sequence = cluster.next++;
   std::vector<std::future<Answer>> futures;
   for (int64_t rank : {0, 1, 2}) futures.push_back(cluster.Submit(rank, Rows(rank), sequence));
-  WaitUntil(
-      [&] { return cluster.engine(1).GetStepOutcome(1, sequence)->state == StepState::kRunning; });
-  cluster.engine(1).CancelOperation({"group", 1, sequence, 1000 + sequence});
+  WaitUntil([&] {
+    return cluster.engine(1).GetStepOutcome(cluster.epoch, sequence)->state == StepState::kRunning;
+  });
+  cluster.engine(1).CancelOperation({"group", cluster.epoch, sequence, 1000 + sequence});
   for (auto& future : futures) {
     const Answer answer = Await(std::move(future));
     EXPECT_EQ(ReasonOf(answer->status), Reason::kCancelled) << answer->status;
@@ -180,7 +179,7 @@ TEST_F(EngineRetryTest, CancellingAWaitingRequestAnswersAtOnceAndItsTurnIsStillT
   const uint64_t base = cluster.next;
   auto waiting = cluster.Submit(0, Rows(0), base + 1);
   auto peer = cluster.Submit(1, Rows(1), base + 1);
-  cluster.engine(0).CancelOperation({"group", 1, base + 1, 1001 + base});
+  cluster.engine(0).CancelOperation({"group", cluster.epoch, base + 1, 1001 + base});
   EXPECT_EQ(ReasonOf(Await(std::move(waiting))->status), Reason::kCancelled);
   cluster.Good(Rows);
   const Answer told = Await(std::move(peer));
@@ -194,9 +193,9 @@ TEST_F(EngineRetryTest, ACancelWithAnotherRequestIdOrEpochIsIgnored) {
   Cluster& cluster = Start(2);
   const uint64_t sequence = cluster.next++;
   auto first = cluster.Submit(0, Rows(0), sequence);
-  cluster.engine(0).CancelOperation({"group", 1, sequence, 1});
+  cluster.engine(0).CancelOperation({"group", cluster.epoch, sequence, 1});
   cluster.engine(0).CancelOperation({"group", 9, sequence, 1000 + sequence});
-  cluster.engine(0).CancelOperation({"group", 1, sequence + 5, 1000 + sequence});
+  cluster.engine(0).CancelOperation({"group", cluster.epoch, sequence + 5, 1000 + sequence});
   auto peer = cluster.Submit(1, Rows(1), sequence);
   EXPECT_TRUE(Await(std::move(first))->status.ok());
   EXPECT_TRUE(Await(std::move(peer))->status.ok());
@@ -207,7 +206,7 @@ TEST_F(EngineRetryTest, ACancelDoesNotTakeTheAnswerFromAnotherWaiter) {
   const uint64_t sequence = cluster.next++;
   auto first = cluster.Submit(0, Rows(0), sequence);
   auto again = cluster.Submit(0, Rows(0), sequence);
-  cluster.engine(0).CancelOperation({"group", 1, sequence, 1000 + sequence});
+  cluster.engine(0).CancelOperation({"group", cluster.epoch, sequence, 1000 + sequence});
   auto peer = cluster.Submit(1, Rows(1), sequence);
   EXPECT_TRUE(Await(std::move(first))->status.ok());
   EXPECT_TRUE(Await(std::move(again))->status.ok());
@@ -218,10 +217,10 @@ TEST_F(EngineRetryTest, StepsOfTheWrongGroupOrEpochDoNotTakeTheSequence) {
   Cluster& cluster = Start(1);
   cluster.epoch = 7;
   EXPECT_EQ(ReasonOf(Await(cluster.Submit(0, Rows(0), cluster.next))->status), Reason::kEpochStale);
-  cluster.epoch = 1;
+  cluster.epoch = 2;
   auto op = Rows(0);
   auto promise = std::make_shared<std::promise<Answer>>();
-  op->header = {"another", 1, cluster.next, 5};
+  op->header = {"another", cluster.epoch, cluster.next, 5};
   cluster.engine(0).Submit(op, [promise](Answer answer) { promise->set_value(answer); });
   EXPECT_EQ(ReasonOf(Await(promise->get_future())->status), Reason::kGroupNotReady);
   cluster.ExpectWorks();
@@ -230,7 +229,8 @@ TEST_F(EngineRetryTest, StepsOfTheWrongGroupOrEpochDoNotTakeTheSequence) {
 TEST_F(EngineRetryTest, OutcomesOfStepsCanBeAsked) {
   Cluster& cluster = Start(1);
   cluster.Good(Rows);
-  const absl::StatusOr<StepOutcome> outcome = cluster.engine(0).GetStepOutcome(1, cluster.next - 1);
+  const absl::StatusOr<StepOutcome> outcome =
+      cluster.engine(0).GetStepOutcome(cluster.epoch, cluster.next - 1);
   ASSERT_TRUE(outcome.ok());
   EXPECT_EQ(outcome->state, StepState::kSucceeded);
   EXPECT_EQ(outcome->kind, OpKind::kForward);

@@ -1,0 +1,63 @@
+// Explores daemons that form groups while two controllers compete and calls come in any order.
+#include <gtest/gtest.h>
+
+#include <iostream>
+#include <string>
+
+#include "tests/model/explorer.h"
+#include "tests/model/group_space.h"
+
+namespace expertd::model {
+namespace {
+
+Exploration ExploreScope(GroupScope scope) {
+  GroupSpace space(scope);
+  const Exploration result = Explore(space);
+  std::cout << "explored " << result.Summary() << "\n";
+  return result;
+}
+
+void ExpectSound(const Exploration& result) {
+  EXPECT_EQ(result.problem, "") << result.trace;
+  EXPECT_TRUE(result.problem != "" || result.complete);
+}
+
+TEST(GroupModelTest, TwoControllersCompete) { ExpectSound(ExploreScope({})); }
+
+TEST(GroupModelTest, TimeLimitsPassEarly) {
+  ExpectSound(ExploreScope({.daemons = 2, .early = 2}));
+}
+
+TEST(GroupModelTest, LeaveAndAbortAtAnyTime) {
+  ExpectSound(ExploreScope({.daemons = 2, .early = 1, .leaves = 2}));
+}
+
+TEST(GroupModelTest, AFailedControllerBeginsAnew) {
+  ExpectSound(ExploreScope({.daemons = 2, .early = 1, .again = 1}));
+}
+
+struct Broken {
+  GroupMutation mutation;
+  std::string rule;  // that must speak
+  int daemons = 2;   // how many it takes
+};
+
+class GroupMutationTest : public ::testing::TestWithParam<Broken> {};
+
+TEST_P(GroupMutationTest, IsFound) {
+  const Exploration result = ExploreScope({.daemons = GetParam().daemons, .mutation = GetParam().mutation});
+  EXPECT_EQ(result.problem.substr(0, GetParam().rule.size()), GetParam().rule)
+      << result.problem << "\n"
+      << result.trace;
+  EXPECT_NE(result.trace, "");
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GroupMutationTest,
+                         ::testing::Values(Broken{GroupMutation::kSpendAnyClaim, "G6", 3},
+                                           Broken{GroupMutation::kShareClaim, "G2"},
+                                           Broken{GroupMutation::kForgetWaiters, "G3"},
+                                           Broken{GroupMutation::kReadyAlone, "G4"},
+                                           Broken{GroupMutation::kLateFinish, "G", 3}));
+
+}  // namespace
+}  // namespace expertd::model
