@@ -3,6 +3,7 @@
 # tests/<dir>/*_test.cc        -> <build>/tests/<dir_with_underscores>_test
 # tests/<dir>/*_gpu_test.{cc,cu}      -> ..._gpu_test, also labelled gpu; built only with CUDA
 # tests/<dir>/*_multigpu_test.{cc,cu} -> ..._multigpu_test, also labelled multigpu; likewise
+# tests/fuzz/*_fuzz.cc         -> linked into the fuzz_test binary; run.sh there builds them alone
 # tests/**/*_test.py           -> one test per file, run with pytest
 # Labels: the first folder's name for those listed in EXPERTD_TEST_LABELS, `unit` for all others.
 
@@ -13,6 +14,8 @@ set(EXPERTD_TEST_DEPS_base expertd_base)
 set(EXPERTD_TEST_DEPS_reference expertd_reference)
 set(EXPERTD_TEST_DEPS_kernels expertd_kernels expertd_kernels_cpu expertd_kernels_router
   expertd_kernels_ep expertd_kernels_mlp expertd_kernels_optim expertd_reference)
+set(EXPERTD_TEST_DEPS_model expertd_server_engine)
+set(EXPERTD_TEST_DEPS_fuzz expertd_server expertd_server_rpc expertd_server_engine expertd_proto)
 set(EXPERTD_TEST_DEPS_client expertd_client expertd_train expertd_expertctl)
 set(EXPERTD_TEST_DEPS_other expertd_testing expertd_train expertd_expertctl)
 
@@ -41,6 +44,14 @@ function(expertd_all_tests)
     list(APPEND sources_of_${binary} "${CMAKE_SOURCE_DIR}/tests/${file}")
   endforeach()
   list(REMOVE_DUPLICATES binaries)
+  # Entry points of fuzzers, each under a name of its own in the folder's test binary.
+  file(GLOB fuzzers CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/fuzz/*_fuzz.cc")
+  foreach(fuzzer IN LISTS fuzzers)
+    get_filename_component(name "${fuzzer}" NAME_WE)
+    set_source_files_properties("${fuzzer}" PROPERTIES
+      COMPILE_DEFINITIONS "LLVMFuzzerTestOneInput=Run_${name}")
+    list(APPEND sources_of_fuzz "${fuzzer}")
+  endforeach()
   foreach(binary IN LISTS binaries)
     expertd_test_binary(${binary} "${folder_of_${binary}}" ${sources_of_${binary}})
   endforeach()
@@ -68,7 +79,8 @@ function(expertd_test_environment out)
   set(${out} "EXPERTD_BIN_DIR=${CMAKE_BINARY_DIR}" "EXPERTD_SOURCE_DIR=${CMAKE_SOURCE_DIR}"
     "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/cmake/tsan.supp second_deadlock_stack=1"
     "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/cmake/lsan.supp print_suppressions=0"
-    "UBSAN_OPTIONS=print_stacktrace=1" PARENT_SCOPE)
+    "UBSAN_OPTIONS=print_stacktrace=1"
+    $<$<BOOL:${EXPERTD_SANITIZE}>:EXPERTD_MODEL_STATES=200000> PARENT_SCOPE)
 endfunction()
 
 # Seconds a single test may take.

@@ -82,8 +82,7 @@ Support CpuOnly(std::string_view name, const Device& device) {
 }
 
 Support GpuOnly(std::string_view name, const Device& device, std::string_view need) {
-  return IsCpu(device) ? Unsupported(name, StrCat("needs ", need, "; ", kNoCuda))
-                       : Supported(name);
+  return IsCpu(device) ? Unsupported(name, StrCat("needs ", need, "; ", kNoCuda)) : Supported(name);
 }
 
 // On a GPU: what has no code yet.
@@ -102,8 +101,8 @@ Support GpuRecipe(std::string_view name, const Device& device,
   }
   if (IsCpu(device)) return GpuOnly(name, device, need);
   if (fits) return Unsupported(name, "not available yet");
-  return Unsupported(name, StrCat("needs ", need, "; this one has ",
-                                  device.facts().compute_capability));
+  return Unsupported(name,
+                     StrCat("needs ", need, "; this one has ", device.facts().compute_capability));
 }
 
 // The entry of `name`, or an error that says why it cannot be had.
@@ -132,7 +131,8 @@ absl::StatusOr<std::unique_ptr<Device>> CreateDevice(std::string_view spec) {
   if (spec.starts_with(kCuda)) {
     int64_t ordinal = -1;
     const std::string_view digits = spec.substr(kCuda.size());
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), ordinal);
+    const auto [end, error] =
+        std::from_chars(digits.data(), digits.data() + digits.size(), ordinal);
     if (error == std::errc() && end == digits.data() + digits.size() && ordinal >= 0) {
       return MakeCudaDevice(ordinal);
     }

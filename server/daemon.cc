@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <utility>
 
 #include "base/error.h"
@@ -13,6 +14,7 @@
 #include "server/engine_metrics.h"
 #include "server/exit_code.h"
 #include "server/observe/listen_address.h"
+#include "server/rpc/grpc_process.h"
 #include "server/rpc/peer_client.h"
 #include "server/version.h"
 
@@ -20,6 +22,8 @@ namespace expertd::server {
 namespace {
 
 using observe::HostPort;
+
+constexpr std::chrono::seconds kPeerWait{2};
 
 // Where data connections bind to: the host of `listen`, or the advertised one behind a wildcard.
 std::string DataHost(const Config& config) {
@@ -39,7 +43,8 @@ void ExitStuck(const absl::Status& status) {
   _exit(static_cast<int>(fault ? ExitCode::kDeviceFault : ExitCode::kStuck));
 }
 
-engine::EngineOptions MakeEngineOptions(const Config& config) {
+engine::EngineOptions MakeEngineOptions(const Config& config,
+                                        const std::shared_ptr<rpc::Gate>& gate) {
   engine::EngineOptions options;
   options.device = config.device;
   options.slot = config.slot;
@@ -50,9 +55,9 @@ engine::EngineOptions MakeEngineOptions(const Config& config) {
   options.max_receive_message_bytes = config.max_receive_message_bytes;
   options.queue_capacity = config.queue_capacity;
   options.bytes_in_flight = config.bytes_in_flight;
-  options.peer_transport = [credentials = rpc::MakeChannelCredentials(config.tls)](
+  options.peer_transport = [credentials = rpc::MakeChannelCredentials(config.tls), gate](
                                const std::vector<engine::Member>& members, int64_t rank) {
-    return std::make_unique<rpc::PeerClient>(members, rank, credentials);
+    return std::make_unique<rpc::PeerClient>(members, rank, credentials, gate);
   };
   options.on_stuck = &ExitStuck;
   return options;
@@ -104,8 +109,10 @@ void DrainUntil(engine::Engine& engine, SteadyTime deadline) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Create(const Config& config) {
+  rpc::InitGrpcOnce();  // before the first credentials
   std::unique_ptr<Daemon> daemon(new Daemon);
-  ASSIGN_OR_RETURN(daemon->engine_, engine::Engine::Create(MakeEngineOptions(config)));
+  ASSIGN_OR_RETURN(daemon->engine_,
+                   engine::Engine::Create(MakeEngineOptions(config, daemon->peers_)));
   ASSIGN_OR_RETURN(daemon->server_,
                    rpc::Server::Create(MakeServerOptions(config), *daemon->engine_));
   if (!config.probe_listen.empty()) {
@@ -114,6 +121,16 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Create(const Config& config) {
                      observe::ProbeServer::Create(probe, MakeProbeSource(*daemon->engine_)));
   }
   return daemon;
+}
+
+Daemon::~Daemon() {
+  probe_ = nullptr;
+  server_ = nullptr;
+  engine_ = nullptr;
+  // Only so that nothing of this daemon runs while the process ends.
+  if (!peers_->WaitUntilEmpty(Clock::Real().Now() + kPeerWait)) {
+    Log(LogLevel::kWarning, "peer_connections_left");
+  }
 }
 
 void Daemon::Shutdown(SteadyTime deadline) {

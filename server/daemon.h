@@ -11,6 +11,7 @@
 #include "server/config.h"
 #include "server/engine/engine.h"
 #include "server/observe/probe_server.h"
+#include "server/rpc/gate.h"
 #include "server/rpc/server.h"
 
 namespace expertd::server {
@@ -21,7 +22,7 @@ class Daemon {
   // Errors: BACKEND_UNSUPPORTED when the device cannot be had; as rpc::Server and ProbeServer.
   static absl::StatusOr<std::unique_ptr<Daemon>> Create(const Config& config);
   // Stops at once when Shutdown has not been called.
-  ~Daemon() = default;
+  ~Daemon();
 
   // "host:port" that the gRPC server is bound to.
   const std::string& address() const { return server_->bound_address(); }
@@ -38,6 +39,8 @@ class Daemon {
  private:
   Daemon() = default;
 
+  // Entered by the engine's connections to other daemons; shared with them.
+  std::shared_ptr<rpc::Gate> peers_ = std::make_shared<rpc::Gate>();
   // Destroyed in reverse order: the servers call the engine.
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<rpc::Server> server_;

@@ -77,7 +77,6 @@ class NcclEp final : public EpBackend, private WaitGuard {
     void* recv = nullptr;
     int64_t row_bytes = 0;
   };
-  enum class WireState : uint8_t { kIdle, kLaunching, kRunning };
 
   NcclEp(const EpGroupConfig& config, CudaDevice& device);
   absl::Status Open(const EpBootstrap& bootstrap);
@@ -116,7 +115,9 @@ class NcclEp final : public EpBackend, private WaitGuard {
   absl::Status Gather(const NcclEpHandle& handle, const GatherArgs& args);
   // Sends the rows of `out` and receives those of `in`, all parts in one group.
   absl::Status Exchange(const WireRows& out, const WireRows& in, std::span<const WirePart> parts);
-  // Runs `queue` (NCCL calls) as one group and waits until NCCL has taken it.
+  // all [R, bytes] = what every rank has in `own`; `own` lies outside `all`.
+  absl::Status GatherFromAll(const void* own, int64_t bytes, void* all);
+  // Runs `queue` (NCCL calls) as one group.
   template <typename Queue>
   absl::Status Group(std::string_view what, const Queue& queue);
 
@@ -129,7 +130,7 @@ class NcclEp final : public EpBackend, private WaitGuard {
   bool aborted_ = false;
   bool broken_ = false;
   OpContext context_;  // of the operation whose work was queued last
-  WireState wire_ = WireState::kIdle;
+  bool wire_running_ = false;  // NCCL work was queued and not yet seen to be done
   EventHandle wire_done_;
   EventHandle records_ready_;
 

@@ -9,7 +9,6 @@
 #include "base/strings.h"
 #include "kernels/cuda/status.h"
 #include "kernels/ep/nccl_ep.h"
-#include "kernels/ep/nccl_ep_group.h"
 #include "kernels/ep/row_kernels.h"
 
 namespace expertd {
@@ -86,7 +85,7 @@ void NcclEp::Cancel(uint64_t sequence) {
 
 void NcclEp::Abort() {
   aborted_ = true;
-  wire_ = WireState::kIdle;
+  wire_running_ = false;
   static_cast<void>(device_.MakeCurrent());
   comm_.reset();
 }
@@ -108,9 +107,9 @@ absl::Status NcclEp::Begin(const OpContext& context) {
 }
 
 absl::Status NcclEp::Check() {
-  if (wire_ == WireState::kIdle) return absl::OkStatus();
-  if (wire_ == WireState::kRunning && cudaEventQuery(wire_done_.get()) == cudaSuccess) {
-    wire_ = WireState::kIdle;
+  if (!wire_running_) return absl::OkStatus();
+  if (cudaEventQuery(wire_done_.get()) == cudaSuccess) {
+    wire_running_ = false;
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(CheckAlive());  // the cause was told to whoever waited first
@@ -138,13 +137,28 @@ absl::Status NcclEp::Break(absl::Status why) {
   return why;
 }
 
+template <typename Queue>
+absl::Status NcclEp::Group(std::string_view what, const Queue& queue) {
+  ncclResult_t result = ncclGroupStart();
+  const ncclResult_t queued = queue();
+  const ncclResult_t ended = ncclGroupEnd();
+  // The first failure explains the others.
+  if (result == ncclSuccess) result = queued;
+  if (result == ncclSuccess) result = ended;
+  absl::Status status = NcclStatus(result, what, comm_->get());
+  if (!status.ok()) return Break(std::move(status));
+  RETURN_IF_ERROR(Record(wire_done_, device_.stream()));
+  wire_running_ = true;
+  return absl::OkStatus();
+}
+
 absl::Status NcclEp::Exchange(const WireRows& out, const WireRows& in,
                               std::span<const WirePart> parts) {
   if (out.total == 0 && in.total == 0) return absl::OkStatus();
   return Group("exchanging rows", [&] {
     ncclResult_t result = ncclSuccess;
     const auto keep = [&](ncclResult_t next) {
-      if (result == ncclSuccess && next != ncclInProgress) result = next;
+      if (result == ncclSuccess) result = next;
     };
     for (int64_t step = 1; step < config_.world; ++step) {
       // Every rank starts with another peer, so that not all send to one.
@@ -169,14 +183,31 @@ absl::Status NcclEp::Exchange(const WireRows& out, const WireRows& in,
   });
 }
 
+absl::Status NcclEp::GatherFromAll(const void* own, int64_t bytes, void* all) {
+  const auto size = static_cast<size_t>(bytes);
+  const auto part = [&](int64_t rank) { return static_cast<std::byte*>(all) + rank * bytes; };
+  RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(part(config_.rank), own, size,
+                                             cudaMemcpyDeviceToDevice, device_.stream()),
+                             "gathering"));
+  return Group("gathering", [&] {
+    ncclResult_t result = ncclSuccess;
+    for (int64_t peer = 0; peer < config_.world && result == ncclSuccess; ++peer) {
+      if (peer == config_.rank) continue;
+      const int rank = static_cast<int>(peer);
+      result = ncclSend(own, size, ncclUint8, rank, comm_->get(), device_.stream());
+      if (result != ncclSuccess) break;
+      result = ncclRecv(part(peer), size, ncclUint8, rank, comm_->get(), device_.stream());
+    }
+    return result;
+  });
+}
+
 absl::Status NcclEp::AllReduceSum(const OpContext& context, float* data, int64_t count) {
   RETURN_IF_ERROR(Begin(context));
   if (config_.world == 1 || count == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(gathered_.Reserve(device_, config_.world * count * int64_t{sizeof(float)}));
-  RETURN_IF_ERROR(Group("gathering sums", [&] {
-    return ncclAllGather(data, gathered_.data(), static_cast<size_t>(count), ncclFloat32,
-                         comm_->get(), device_.stream());
-  }));
+  const int64_t bytes = count * int64_t{sizeof(float)};
+  RETURN_IF_ERROR(gathered_.Reserve(device_, config_.world * bytes));
+  RETURN_IF_ERROR(GatherFromAll(data, bytes, gathered_.data()));
   return CudaStatus(LaunchOrderedSum(gathered_.as<float>(), config_.world, count, data,
                                      device_.stream()),
                     "adding in rank order");

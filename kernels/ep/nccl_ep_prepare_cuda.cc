@@ -8,7 +8,6 @@
 #include "base/strings.h"
 #include "kernels/cuda/status.h"
 #include "kernels/ep/nccl_ep.h"
-#include "kernels/ep/nccl_ep_group.h"
 #include "kernels/ep/route_kernels.h"
 
 namespace expertd {
@@ -105,10 +104,7 @@ absl::Status NcclEp::ExchangeRecords(const PrepareArgs& args, const absl::Status
   scan.record = mine;
   RETURN_IF_ERROR(CudaStatus(LaunchScan(scan, device_.stream()), "adding up routes"));
   if (config_.world > 1) {
-    RETURN_IF_ERROR(Group("gathering counts", [&] {
-      return ncclAllGather(mine, all, static_cast<size_t>(record_ints), ncclInt32, comm_->get(),
-                           device_.stream());
-    }));
+    RETURN_IF_ERROR(GatherFromAll(mine, record_ints * kInt, all));
   }
   RETURN_IF_ERROR(CudaStatus(
       cudaMemcpyAsync(records_, all, static_cast<size_t>(config_.world * record_ints * kInt),

@@ -1,10 +1,10 @@
 // The `cublaslt` expert MLP: one matrix product per expert that has rows, on a few streams.
 //
-// Experts are dealt to lanes; a lane is a stream with scratch of its own, which starts after all that
-// the device's stream holds and which that stream waits for at the end. Products put their f32 sums
-// into scratch, from where our kernels make what is stored: u is computed from f32 accumulators and
-// everything is rounded once. Rows of one expert go through in blocks, so that scratch is bounded.
-// Where token and weight dtypes differ, both are widened to f32 and multiplied so.
+// Rows go through in waves of bounded size: all first products of a wave, one kernel over all its
+// rows, all second products. Products of a wave are dealt to lanes, streams that start after all that
+// the device's stream holds and that it waits for. Products put their f32 sums into scratch, from
+// where our kernels make what is stored: u is computed from f32 accumulators and everything is
+// rounded once. Where token and weight dtypes differ, both are widened to f32 and multiplied so.
 #ifndef KERNELS_MLP_CUBLASLT_MLP_H_
 #define KERNELS_MLP_CUBLASLT_MLP_H_
 
@@ -23,15 +23,20 @@
 #include "kernels/cuda/stream.h"
 #include "kernels/expert_mlp.h"
 #include "kernels/mlp/mlp_kernels.h"
+#include "kernels/mlp/row_waves.h"
 
 namespace expertd {
 
 class CublasLtMlp final : public ExpertMlp {
  public:
-  // REQUIRES: float dtypes in `config`; lanes >= 1.
+  // REQUIRES: float dtypes in `config`; lanes >= 1; limits.run_rows >= 1.
   static absl::StatusOr<std::unique_ptr<CublasLtMlp>> Create(const MlpConfig& config,
-                                                             CudaDevice& device,
-                                                             int64_t lanes = kLanes);
+                                                             CudaDevice& device);
+  // Streams and wave sizes other than the default, for tests and measurements.
+  static absl::StatusOr<std::unique_ptr<CublasLtMlp>> Create(const MlpConfig& config,
+                                                             CudaDevice& device, int64_t lanes,
+                                                             const WaveLimits& limits);
+  static WaveLimits DefaultLimits(const MlpConfig& config);
 
   std::string_view name() const override { return "cublaslt"; }
   absl::Status Forward(const MlpForwardArgs& args) override;
@@ -39,31 +44,20 @@ class CublasLtMlp final : public ExpertMlp {
   absl::Status Wgrad(const MlpWgradArgs& args) override;
 
  private:
-  static constexpr int64_t kLanes = 2;
-  static constexpr int64_t kBlockRows = 4096;
-
   struct Lane {
     StreamHandle stream;
     EventHandle done;
-    Scratch sums;  // [block rows, 2I or I] f32
-    Scratch out;   // [block rows, H] f32, where the product cannot store the tokens itself
-    Scratch u;     // [block rows, I] operand dtype
-    Scratch left;  // widened operands
-    Scratch right;
   };
-  // Consecutive data rows of one expert.
-  struct Block {
+  // A run of rows of one expert, and where its products go.
+  struct Run {
     int64_t expert = 0;
     int64_t begin = 0;
+    int64_t scratch = 0;
     int64_t rows = 0;
     int64_t lane = 0;
   };
-  using BlockStep = std::function<absl::Status(const Block&)>;
-
-  CublasLtMlp(const MlpConfig& config, CudaDevice& device) : config_(config), device_(device) {}
-  absl::Status Open(int64_t lanes);
-
-  // Bytes of scratch for each row of a block.
+  using RunStep = std::function<absl::Status(const Run&)>;
+  // Bytes of scratch for each row of a wave.
   struct ScratchWidths {
     int64_t sums = 0;
     int64_t out = 0;
@@ -71,24 +65,30 @@ class CublasLtMlp final : public ExpertMlp {
     int64_t left = 0;
     int64_t right = 0;
   };
-  // Before the fork: growing scratch gives memory back to the pool, whose users follow the device's
-  // stream and not the lanes'.
-  absl::Status ReserveScratch(const ExpertSegments& segments, const ScratchWidths& widths);
-  // Calls `step` for all data rows between fork and join of the lanes.
-  absl::Status ForBlocks(const ExpertSegments& segments, const BlockStep& step);
-  absl::Status ForwardBlock(const MlpForwardArgs& args, const Block& block);
-  absl::Status DgradBlock(const MlpDgradArgs& args, const Block& block);
-  absl::Status WgradBlock(const MlpWgradArgs& args, const Block& block);
-  absl::Status BiasGradients(const MlpWgradArgs& args, const Block& block);
+
+  CublasLtMlp(const MlpConfig& config, CudaDevice& device, const WaveLimits& limits)
+      : config_(config), limits_(limits), device_(device) {}
+  absl::Status Open(int64_t lanes);
+
+  // The waves of a call, with scratch for the largest.
+  absl::StatusOr<std::vector<RowRuns>> Begin(const ExpertSegments& segments,
+                                             const ScratchWidths& widths);
+  // Calls `step` for all runs between fork and join of the lanes; runs of one expert on one lane.
+  absl::Status ForRuns(const RowRuns& wave, const RunStep& step);
+  absl::Status ForwardWave(const MlpForwardArgs& args, const RowRuns& wave);
+  absl::Status DgradWave(const MlpDgradArgs& args, const RowRuns& wave);
+  absl::Status WgradWave(const MlpWgradArgs& args, const RowRuns& wave);
+  absl::Status WgradRun(const MlpWgradArgs& args, const Run& run);
+  absl::Status BiasGradients(const MlpWgradArgs& args, const Run& run);
 
   // The weights as the products read them: in place, or widened copies.
   absl::Status UseWeights(const MlpWeights& weights);
-  const void* Weight(const void* matrix, int64_t expert, int64_t rows, int64_t cols) const;
-  // Data rows of a [rows, cols] token-dtype matrix as an operand: in place, or widened to `scratch`.
-  absl::StatusOr<const void*> Operand(const void* matrix, const Block& block, int64_t cols,
-                                      Scratch& scratch);
+  const void* Weight(const void* matrix, int64_t expert) const;
+  // Rows of a [rows, cols] token-dtype matrix as an operand: in place, or widened to `scratch`.
+  absl::StatusOr<const void*> Operand(const void* matrix, const Run& run, int64_t cols,
+                                      const Scratch& scratch);
   // out rows (token dtype) = left @ right (+ factor * bias), rounded once.
-  absl::Status MultiplyToTokens(MatmulArgs product, const Block& block, const float* bias,
+  absl::Status MultiplyToTokens(MatmulArgs product, const Run& run, const float* bias,
                                 const float* factors, void* out);
   // Zeroes the pad rows of up to three matrices of the given widths in bytes.
   struct PadTarget {
@@ -106,19 +106,34 @@ class CublasLtMlp final : public ExpertMlp {
   DType OperandDType() const {
     return config_.token_dtype == config_.weight_dtype ? config_.token_dtype : DType::kF32;
   }
-  void* RowsAt(void* matrix, const Block& block, int64_t cols) const {
-    return static_cast<std::byte*>(matrix) + block.begin * cols * TokenBytes();
+  void* RowsAt(void* matrix, const Run& run, int64_t cols) const {
+    return static_cast<std::byte*>(matrix) + run.begin * cols * TokenBytes();
   }
-  const void* RowsAt(const void* matrix, const Block& block, int64_t cols) const {
-    return static_cast<const std::byte*>(matrix) + block.begin * cols * TokenBytes();
+  const void* RowsAt(const void* matrix, const Run& run, int64_t cols) const {
+    return static_cast<const std::byte*>(matrix) + run.begin * cols * TokenBytes();
   }
-  Lane& LaneOf(const Block& block) { return lanes_[static_cast<size_t>(block.lane)]; }
+  float* SumsAt(const Run& run, int64_t cols) const {
+    return sums_.as<float>() + run.scratch * cols;
+  }
+  std::byte* UAt(const Run& run) const {
+    return u_.as<std::byte>() + run.scratch * config_.intermediate * OperandBytes();
+  }
+  cudaStream_t StreamOf(const Run& run) const {
+    return lanes_[static_cast<size_t>(run.lane)].stream.get();
+  }
 
   const MlpConfig config_;
+  const WaveLimits limits_;
   CudaDevice& device_;
   std::unique_ptr<CublasMatmul> matmul_;
   std::vector<Lane> lanes_;
   EventHandle fork_;
+  // Scratch of a wave.
+  Scratch sums_;  // [wave rows, 2I or I] f32
+  Scratch out_;   // [wave rows, H] f32, where the product cannot store the tokens itself
+  Scratch u_;     // [wave rows, I] operand dtype
+  Scratch left_;  // widened operands
+  Scratch right_;
   // Weights of the call in progress.
   const void* gate_up_ = nullptr;
   const void* down_ = nullptr;

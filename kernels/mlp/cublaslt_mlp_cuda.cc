@@ -10,6 +10,9 @@ namespace expertd {
 namespace {
 
 constexpr int64_t kFloat = sizeof(float);
+constexpr int64_t kLanes = 2;
+// f32 sums of a wave at most.
+constexpr int64_t kWaveBytes = int64_t{2} << 30;
 
 const float* At(const float* values, int64_t index) {
   return values == nullptr ? nullptr : values + index;
@@ -17,10 +20,19 @@ const float* At(const float* values, int64_t index) {
 
 }  // namespace
 
+WaveLimits CublasLtMlp::DefaultLimits(const MlpConfig& config) {
+  return {.run_rows = 4096, .wave_rows = kWaveBytes / (2 * config.intermediate * kFloat)};
+}
+
 absl::StatusOr<std::unique_ptr<CublasLtMlp>> CublasLtMlp::Create(const MlpConfig& config,
-                                                                 CudaDevice& device,
-                                                                 int64_t lanes) {
-  std::unique_ptr<CublasLtMlp> made(new CublasLtMlp(config, device));
+                                                                 CudaDevice& device) {
+  return Create(config, device, kLanes, DefaultLimits(config));
+}
+
+absl::StatusOr<std::unique_ptr<CublasLtMlp>> CublasLtMlp::Create(const MlpConfig& config,
+                                                                 CudaDevice& device, int64_t lanes,
+                                                                 const WaveLimits& limits) {
+  std::unique_ptr<CublasLtMlp> made(new CublasLtMlp(config, device, limits));
   RETURN_IF_ERROR(made->Open(lanes));
   return made;
 }
@@ -37,38 +49,34 @@ absl::Status CublasLtMlp::Open(int64_t lanes) {
   return absl::OkStatus();
 }
 
-absl::Status CublasLtMlp::ReserveScratch(const ExpertSegments& segments,
-                                         const ScratchWidths& widths) {
+// Scratch grows before any lane forks: what it gives back to the pool is taken by users that follow
+// the device's stream and not the lanes'.
+absl::StatusOr<std::vector<RowRuns>> CublasLtMlp::Begin(const ExpertSegments& segments,
+                                                        const ScratchWidths& widths) {
+  RETURN_IF_ERROR(device_.MakeCurrent());
+  std::vector<RowRuns> waves = CutWaves(segments, limits_);
   int64_t rows = 0;
-  for (int64_t count : *segments.counts) rows = std::max(rows, std::min(count, kBlockRows));
-  for (Lane& lane : lanes_) {
-    RETURN_IF_ERROR(lane.sums.Reserve(device_, rows * widths.sums));
-    RETURN_IF_ERROR(lane.out.Reserve(device_, rows * widths.out));
-    RETURN_IF_ERROR(lane.u.Reserve(device_, rows * widths.u));
-    RETURN_IF_ERROR(lane.left.Reserve(device_, rows * widths.left));
-    RETURN_IF_ERROR(lane.right.Reserve(device_, rows * widths.right));
-  }
-  return absl::OkStatus();
+  for (const RowRuns& wave : waves) rows = std::max(rows, RowsOf(wave));
+  RETURN_IF_ERROR(sums_.Reserve(device_, rows * widths.sums));
+  RETURN_IF_ERROR(out_.Reserve(device_, rows * widths.out));
+  RETURN_IF_ERROR(u_.Reserve(device_, rows * widths.u));
+  RETURN_IF_ERROR(left_.Reserve(device_, rows * widths.left));
+  RETURN_IF_ERROR(right_.Reserve(device_, rows * widths.right));
+  return waves;
 }
 
-absl::Status CublasLtMlp::ForBlocks(const ExpertSegments& segments, const BlockStep& step) {
+absl::Status CublasLtMlp::ForRuns(const RowRuns& wave, const RunStep& step) {
   RETURN_IF_ERROR(Record(fork_, device_.stream()));
   for (Lane& lane : lanes_) RETURN_IF_ERROR(StreamWait(lane.stream.get(), fork_));
   absl::Status result = absl::OkStatus();
-  int64_t base = 0;
   int64_t turn = 0;
-  for (size_t j = 0; j < segments.counts->size() && result.ok(); ++j) {
-    const int64_t count = (*segments.counts)[j];
-    const int64_t lane = turn % static_cast<int64_t>(lanes_.size());
-    if (count > 0) ++turn;
-    // All blocks of an expert on one lane: its gradients are added in order.
-    for (int64_t done = 0; done < count && result.ok(); done += kBlockRows) {
-      result = step({.expert = static_cast<int64_t>(j),
-                     .begin = base + done,
-                     .rows = std::min(kBlockRows, count - done),
-                     .lane = lane});
-    }
-    base += (*segments.padded)[j];
+  for (int i = 0; i < wave.count && result.ok(); ++i) {
+    if (i > 0 && wave.expert[i] != wave.expert[i - 1]) ++turn;
+    result = step({.expert = wave.expert[i],
+                   .begin = wave.begin[i],
+                   .scratch = wave.scratch[i],
+                   .rows = wave.rows[i],
+                   .lane = turn % static_cast<int64_t>(lanes_.size())});
   }
   // Also after a failure: what lanes still do must not overtake later work.
   for (Lane& lane : lanes_) {
@@ -100,41 +108,45 @@ absl::Status CublasLtMlp::UseWeights(const MlpWeights& weights) {
   return absl::OkStatus();
 }
 
-const void* CublasLtMlp::Weight(const void* matrix, int64_t expert, int64_t rows,
-                                int64_t cols) const {
-  return static_cast<const std::byte*>(matrix) + expert * rows * cols * OperandBytes();
+const void* CublasLtMlp::Weight(const void* matrix, int64_t expert) const {
+  const int64_t size = config_.hidden * config_.intermediate * OperandBytes();
+  return static_cast<const std::byte*>(matrix) + expert * (matrix == gate_up_ ? 2 : 1) * size;
 }
 
-absl::StatusOr<const void*> CublasLtMlp::Operand(const void* matrix, const Block& block,
-                                                 int64_t cols, Scratch& scratch) {
-  const void* rows = RowsAt(matrix, block, cols);
+absl::StatusOr<const void*> CublasLtMlp::Operand(const void* matrix, const Run& run, int64_t cols,
+                                                 const Scratch& scratch) {
+  const void* rows = RowsAt(matrix, run, cols);
   if (OperandDType() == config_.token_dtype) return rows;
-  RETURN_IF_ERROR(CudaStatus(LaunchWiden(config_.token_dtype, rows, block.rows * cols,
-                                         scratch.as<float>(), LaneOf(block).stream.get()),
-                             "widening rows"));
-  return scratch.data();
+  float* wide = scratch.as<float>() + run.scratch * cols;
+  RETURN_IF_ERROR(CudaStatus(
+      LaunchWiden(config_.token_dtype, rows, run.rows * cols, wide, StreamOf(run)),
+      "widening rows"));
+  return static_cast<const void*>(wide);
 }
 
-absl::Status CublasLtMlp::MultiplyToTokens(MatmulArgs product, const Block& block,
-                                           const float* bias, const float* factors, void* out) {
-  Lane& lane = LaneOf(block);
+absl::Status CublasLtMlp::MultiplyToTokens(MatmulArgs product, const Run& run, const float* bias,
+                                           const float* factors, void* out) {
+  product.m = run.rows;
+  product.n = config_.hidden;
   product.operand_dtype = OperandDType();
+  void* to = RowsAt(out, run, config_.hidden);
   if (bias == nullptr && OperandDType() == config_.token_dtype) {
-    product.out = out;
+    product.out = to;
     product.out_dtype = config_.token_dtype;
-    return matmul_->Run(product, block.lane, lane.stream.get());
+    return matmul_->Run(product, run.lane, StreamOf(run));
   }
-  product.out = lane.out.data();
+  float* sums = out_.as<float>() + run.scratch * config_.hidden;
+  product.out = sums;
   product.out_dtype = DType::kF32;
-  RETURN_IF_ERROR(matmul_->Run(product, block.lane, lane.stream.get()));
-  return CudaStatus(LaunchRoundRows({.rows = block.rows,
-                                     .cols = product.n,
+  RETURN_IF_ERROR(matmul_->Run(product, run.lane, StreamOf(run)));
+  return CudaStatus(LaunchRoundRows({.rows = run.rows,
+                                     .cols = config_.hidden,
                                      .token = config_.token_dtype,
-                                     .sums = lane.out.as<float>(),
-                                     .bias = bias,
-                                     .factors = factors,
-                                     .out = out},
-                                    lane.stream.get()),
+                                     .sums = sums,
+                                     .bias = At(bias, run.expert * config_.hidden),
+                                     .factors = At(factors, run.begin),
+                                     .out = to},
+                                    StreamOf(run)),
                     "rounding rows");
 }
 
@@ -165,111 +177,101 @@ absl::Status CublasLtMlp::ZeroPads(const ExpertSegments& segments,
 }
 
 absl::Status CublasLtMlp::Forward(const MlpForwardArgs& args) {
-  RETURN_IF_ERROR(device_.MakeCurrent());
-  RETURN_IF_ERROR(UseWeights(args.weights));
   const bool direct = !config_.down_bias && OperandDType() == config_.token_dtype;
-  RETURN_IF_ERROR(ReserveScratch(args.segments,
-                                 {.sums = 2 * config_.intermediate * kFloat,
-                                  .out = direct ? 0 : config_.hidden * kFloat,
-                                  .u = config_.intermediate * OperandBytes(),
-                                  .left = WidenedBytes(config_.hidden)}));
-  RETURN_IF_ERROR(
-      ForBlocks(args.segments, [&](const Block& block) { return ForwardBlock(args, block); }));
+  ASSIGN_OR_RETURN(const std::vector<RowRuns> waves,
+                   Begin(args.segments, {.sums = 2 * config_.intermediate * kFloat,
+                                         .out = direct ? 0 : config_.hidden * kFloat,
+                                         .u = config_.intermediate * OperandBytes(),
+                                         .left = WidenedBytes(config_.hidden)}));
+  RETURN_IF_ERROR(UseWeights(args.weights));
+  for (const RowRuns& wave : waves) RETURN_IF_ERROR(ForwardWave(args, wave));
   return ZeroPads(args.segments, {{args.h, 2 * config_.intermediate * TokenBytes()},
                                   {args.z, config_.hidden * TokenBytes()}});
 }
 
-absl::Status CublasLtMlp::ForwardBlock(const MlpForwardArgs& args, const Block& block) {
-  const int64_t hidden = config_.hidden;
+absl::Status CublasLtMlp::ForwardWave(const MlpForwardArgs& args, const RowRuns& wave) {
   const int64_t inner = config_.intermediate;
-  Lane& lane = LaneOf(block);
-  const float* factors =
-      config_.weighting == Weighting::kEarly ? At(args.recv_w, block.begin) : nullptr;
-  ASSIGN_OR_RETURN(const void* x, Operand(args.recv_x, block, hidden, lane.left));
-  RETURN_IF_ERROR(matmul_->Run({.m = block.rows,
-                                .n = 2 * inner,
-                                .k = hidden,
-                                .left = x,
-                                .right = Weight(gate_up_, block.expert, hidden, 2 * inner),
-                                .operand_dtype = OperandDType(),
-                                .out = lane.sums.data(),
-                                .out_dtype = DType::kF32},
-                               block.lane, lane.stream.get()));
+  const float* factors = config_.weighting == Weighting::kEarly ? args.recv_w : nullptr;
+  RETURN_IF_ERROR(ForRuns(wave, [&](const Run& run) -> absl::Status {
+    ASSIGN_OR_RETURN(const void* x, Operand(args.recv_x, run, config_.hidden, left_));
+    return matmul_->Run({.m = run.rows,
+                         .n = 2 * inner,
+                         .k = config_.hidden,
+                         .left = x,
+                         .right = Weight(gate_up_, run.expert),
+                         .operand_dtype = OperandDType(),
+                         .out = SumsAt(run, 2 * inner),
+                         .out_dtype = DType::kF32},
+                        run.lane, StreamOf(run));
+  }));
   ActivateParams activate;
   activate.activation = config_.activation;
-  activate.rows = block.rows;
   activate.inner = inner;
   activate.token = config_.token_dtype;
   activate.operand = OperandDType();
-  activate.sums = lane.sums.as<float>();
-  activate.bias =
-      config_.gate_up_bias ? At(args.weights.gate_up_bias, block.expert * 2 * inner) : nullptr;
+  activate.runs = wave;
+  activate.sums = sums_.as<float>();
+  activate.bias = config_.gate_up_bias ? args.weights.gate_up_bias : nullptr;
   activate.factors = factors;
-  activate.h_out = args.h == nullptr ? nullptr : RowsAt(args.h, block, 2 * inner);
-  activate.u = lane.u.data();
-  RETURN_IF_ERROR(CudaStatus(LaunchActivate(activate, lane.stream.get()), "activation"));
-  return MultiplyToTokens(
-      {.m = block.rows,
-       .n = hidden,
-       .k = inner,
-       .left = lane.u.data(),
-       .right = Weight(down_, block.expert, inner, hidden)},
-      block, config_.down_bias ? At(args.weights.down_bias, block.expert * hidden) : nullptr,
-      factors, RowsAt(args.z, block, hidden));
+  activate.h_out = args.h;
+  activate.u = u_.data();
+  RETURN_IF_ERROR(CudaStatus(LaunchActivate(activate, device_.stream()), "activation"));
+  return ForRuns(wave, [&](const Run& run) {
+    return MultiplyToTokens({.k = inner, .left = UAt(run), .right = Weight(down_, run.expert)}, run,
+                            config_.down_bias ? args.weights.down_bias : nullptr, factors, args.z);
+  });
 }
 
 absl::Status CublasLtMlp::Dgrad(const MlpDgradArgs& args) {
-  RETURN_IF_ERROR(device_.MakeCurrent());
+  ASSIGN_OR_RETURN(const std::vector<RowRuns> waves,
+                   Begin(args.segments, {.sums = config_.intermediate * kFloat,
+                                         .out = WidenedBytes(config_.hidden),
+                                         .left = WidenedBytes(config_.hidden),
+                                         .right = WidenedBytes(2 * config_.intermediate)}));
   RETURN_IF_ERROR(UseWeights(args.weights));
-  RETURN_IF_ERROR(ReserveScratch(args.segments, {.sums = config_.intermediate * kFloat,
-                                                 .out = WidenedBytes(config_.hidden),
-                                                 .left = WidenedBytes(config_.hidden),
-                                                 .right = WidenedBytes(2 * config_.intermediate)}));
-  RETURN_IF_ERROR(
-      ForBlocks(args.segments, [&](const Block& block) { return DgradBlock(args, block); }));
+  for (const RowRuns& wave : waves) RETURN_IF_ERROR(DgradWave(args, wave));
   return ZeroPads(args.segments, {{args.grad_h, 2 * config_.intermediate * TokenBytes()},
                                   {args.grad_recv_x, config_.hidden * TokenBytes()},
                                   {args.grad_w, kFloat}});
 }
 
-absl::Status CublasLtMlp::DgradBlock(const MlpDgradArgs& args, const Block& block) {
-  const int64_t hidden = config_.hidden;
+absl::Status CublasLtMlp::DgradWave(const MlpDgradArgs& args, const RowRuns& wave) {
   const int64_t inner = config_.intermediate;
-  Lane& lane = LaneOf(block);
-  ASSIGN_OR_RETURN(const void* g, Operand(args.grad_out, block, hidden, lane.left));
-  RETURN_IF_ERROR(matmul_->Run({.m = block.rows,
-                                .n = inner,
-                                .k = hidden,
-                                .left = g,
-                                .right = Weight(down_, block.expert, inner, hidden),
-                                .right_transposed = Transposed::kYes,
-                                .operand_dtype = OperandDType(),
-                                .out = lane.sums.data(),
-                                .out_dtype = DType::kF32},
-                               block.lane, lane.stream.get()));
+  RETURN_IF_ERROR(ForRuns(wave, [&](const Run& run) -> absl::Status {
+    ASSIGN_OR_RETURN(const void* g, Operand(args.grad_out, run, config_.hidden, left_));
+    return matmul_->Run({.m = run.rows,
+                         .n = inner,
+                         .k = config_.hidden,
+                         .left = g,
+                         .right = Weight(down_, run.expert),
+                         .right_transposed = Transposed::kYes,
+                         .operand_dtype = OperandDType(),
+                         .out = SumsAt(run, inner),
+                         .out_dtype = DType::kF32},
+                        run.lane, StreamOf(run));
+  }));
   ActivateGradParams grad;
   grad.activation = config_.activation;
-  grad.rows = block.rows;
   grad.inner = inner;
-  grad.hidden = hidden;
+  grad.hidden = config_.hidden;
   grad.token = config_.token_dtype;
-  grad.h = RowsAt(args.h, block, 2 * inner);
-  grad.grad_u = lane.sums.as<float>();
-  grad.factors = At(args.recv_w, block.begin);
-  grad.down_bias =
-      config_.down_bias ? At(args.weights.down_bias, block.expert * hidden) : nullptr;
-  grad.grad_out = RowsAt(args.grad_out, block, hidden);
-  grad.grad_h = RowsAt(args.grad_h, block, 2 * inner);
-  grad.grad_w = args.grad_w == nullptr ? nullptr : args.grad_w + block.begin;
-  RETURN_IF_ERROR(CudaStatus(LaunchActivateGrad(grad, lane.stream.get()), "activation gradient"));
-  ASSIGN_OR_RETURN(const void* grad_h, Operand(args.grad_h, block, 2 * inner, lane.right));
-  return MultiplyToTokens({.m = block.rows,
-                           .n = hidden,
-                           .k = 2 * inner,
-                           .left = grad_h,
-                           .right = Weight(gate_up_, block.expert, hidden, 2 * inner),
-                           .right_transposed = Transposed::kYes},
-                          block, nullptr, nullptr, RowsAt(args.grad_recv_x, block, hidden));
+  grad.runs = wave;
+  grad.h = args.h;
+  grad.grad_u = sums_.as<float>();
+  grad.factors = args.recv_w;
+  grad.down_bias = config_.down_bias ? args.weights.down_bias : nullptr;
+  grad.grad_out = args.grad_out;
+  grad.grad_h = args.grad_h;
+  grad.grad_w = args.grad_w;
+  RETURN_IF_ERROR(CudaStatus(LaunchActivateGrad(grad, device_.stream()), "activation gradient"));
+  return ForRuns(wave, [&](const Run& run) -> absl::Status {
+    ASSIGN_OR_RETURN(const void* grad_h, Operand(args.grad_h, run, 2 * inner, right_));
+    return MultiplyToTokens({.k = 2 * inner,
+                             .left = grad_h,
+                             .right = Weight(gate_up_, run.expert),
+                             .right_transposed = Transposed::kYes},
+                            run, nullptr, nullptr, args.grad_recv_x);
+  });
 }
 
 }  // namespace expertd

@@ -1,9 +1,8 @@
 // Launchers of the element-wise kernels between the expert MLP's matrix products.
 //
-// Called by cublaslt_mlp for the data rows of one expert, but for LaunchZeroPads. Arithmetic in f32,
-// rounded once to the token dtype. `operand` is the dtype that the matrix products read: the token
-// dtype or f32 (holding values already rounded to the token dtype). No synchronisation. A launch
-// without rows does nothing.
+// Called by cublaslt_mlp. Arithmetic in f32, rounded once to the token dtype. `operand` is the dtype
+// that the matrix products read: the token dtype or f32 (holding values already rounded to the token
+// dtype). No synchronisation. A launch without rows does nothing.
 #ifndef KERNELS_MLP_MLP_KERNELS_H_
 #define KERNELS_MLP_MLP_KERNELS_H_
 
@@ -15,19 +14,30 @@
 
 namespace expertd {
 
+// Runs of data rows, each of one expert; passed by value. Matrices of the layer have a run's rows from
+// `begin` on, scratch matrices from `scratch` on.
+inline constexpr int kMostRuns = 64;
+struct RowRuns {
+  int count = 0;
+  int64_t begin[kMostRuns];
+  int64_t scratch[kMostRuns];
+  int64_t rows[kMostRuns];
+  int64_t expert[kMostRuns];
+};
+
 // u = factor * act(gate) * up, for [gate, up] = from + bias.
 struct ActivateParams {
   Activation activation = Activation::kSilu;
-  int64_t rows = 0;
   int64_t inner = 0;  // I
   DType token = DType::kInvalid;
   DType operand = DType::kInvalid;
-  const float* sums = nullptr;     // [rows, 2I] f32 accumulators, or null: then `h_in` is read
-  const void* h_in = nullptr;      // [rows, 2I] token dtype
-  const float* bias = nullptr;     // [2I] or null
-  const float* factors = nullptr;  // [rows] or null for 1
-  void* h_out = nullptr;           // [rows, 2I] token dtype, or null
-  void* u = nullptr;               // [rows, I] operand dtype
+  RowRuns runs;
+  const float* sums = nullptr;     // scratch [., 2I] f32 accumulators, or null: then `h_in` is read
+  const void* h_in = nullptr;      // [., 2I] token dtype
+  const float* bias = nullptr;     // [experts, 2I] or null
+  const float* factors = nullptr;  // [.] or null for 1
+  void* h_out = nullptr;           // [., 2I] token dtype, or null
+  void* u = nullptr;               // scratch [., I] operand dtype
 };
 cudaError_t LaunchActivate(const ActivateParams& params, cudaStream_t stream);
 
@@ -35,17 +45,17 @@ cudaError_t LaunchActivate(const ActivateParams& params, cudaStream_t stream);
 // grad_w = <act(gate) * up, grad_u> + <down_bias, grad_out>.
 struct ActivateGradParams {
   Activation activation = Activation::kSilu;
-  int64_t rows = 0;
   int64_t inner = 0;   // I
   int64_t hidden = 0;  // H, of the bias
   DType token = DType::kInvalid;
-  const void* h = nullptr;           // [rows, 2I]
-  const float* grad_u = nullptr;     // [rows, I]
-  const float* factors = nullptr;    // [rows] or null for 1
-  const float* down_bias = nullptr;  // [H] or null
-  const void* grad_out = nullptr;    // [rows, H], read with a bias
-  void* grad_h = nullptr;            // [rows, 2I]
-  float* grad_w = nullptr;           // [rows] or null
+  RowRuns runs;
+  const void* h = nullptr;           // [., 2I]
+  const float* grad_u = nullptr;     // scratch [., I]
+  const float* factors = nullptr;    // [.] or null for 1
+  const float* down_bias = nullptr;  // [experts, H] or null
+  const void* grad_out = nullptr;    // [., H], read with a bias
+  void* grad_h = nullptr;            // [., 2I]
+  float* grad_w = nullptr;           // [.] or null
 };
 cudaError_t LaunchActivateGrad(const ActivateGradParams& params, cudaStream_t stream);
 

@@ -232,13 +232,21 @@ absl::StatusOr<std::vector<JoinRecord>> EngineImpl::ExchangeJoin(const JoinReque
     MutexLock lock(mutex_);
     const bool mine = claim_.epoch == request.epoch && claim_.group_id == request.group_id &&
                       claim_.bootstrap_id == request.bootstrap_id && !claim_.used;
-    if (!mine) {
+    if (mine) {
+      claim_.used = true;
+    } else if (claim_.epoch > request.epoch) {  // between JoinGroup and now; that claim stays good
+      record.status = Error(Reason::kEpochStale)
+                          .Text("epoch is stale: got ", request.epoch, ", and epoch ", claim_.epoch,
+                                " has been claimed since by ", claim_.claimant)
+                          .With("epoch", request.epoch)
+                          .With("current_epoch", claim_.epoch)
+                          .With("claimant", claim_.claimant);
+    } else {
       record.status = Error(Reason::kConfigInvalid)
                           .At("bootstrap_id",
                               "got an id that this daemon did not make for this epoch, or a used "
                               "one, need one from CreateBootstrapId at rank 0");
     }
-    claim_.used = true;
   }
   record.version = options_.version;
   record.slot = facts_.slot;

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -110,6 +111,9 @@ class EngineImpl final : public Engine {
   void RunNext(uint64_t epoch);
   void FinishStep(uint64_t epoch, std::shared_ptr<Operation> op, const absl::Status& group_status);
   void CountLocked(const Operation& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The group cannot go on: fails all that waits and tells those who watch.
+  void BreakLocked(uint64_t epoch, std::string_view reason, Answers& answers)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailPendingLocked(const absl::Status& reason, Answers& answers)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends a waiting operation for its callers, and leaves a stand-in that takes its turn, refused.

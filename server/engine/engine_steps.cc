@@ -133,6 +133,7 @@ void EngineImpl::RunNext(uint64_t epoch) {
   absl::Status group_status;
   if (!closed.ok()) {
     op->status = closed;
+    if (HasReason(closed, Reason::kPeerLost)) group_status = closed;  // as for the rank that said so
   } else {
     if (op->rejected.ok() && Clock::Real().Now() >= op->deadline) {
       op->rejected = Error(Reason::kStepTimeout)
@@ -209,10 +210,7 @@ void EngineImpl::FinishStep(uint64_t epoch, std::shared_ptr<Operation> op,
     if (!group_status.ok() && machine_.epoch() == epoch) {
       const std::string reason = StrCat(OpName(op->kind), " of sequence ", sequence, ": ",
                                         StdView(group_status.message()));
-      machine_.OnBroken(epoch, reason);
-      FailPendingLocked(Error(Reason::kGroupBroken).Text("the group is broken: ", reason), answers);
-      NotifyLocked(answers);
-      Log(LogLevel::kError, "group_broken").Field("epoch", epoch).Field("reason", reason);
+      BreakLocked(epoch, reason, answers);
     } else {
       ScheduleLocked();
     }
@@ -225,6 +223,13 @@ void EngineImpl::FinishStep(uint64_t epoch, std::shared_ptr<Operation> op,
         .Field("message", StdView(op->status.message()));
   }
   for (auto& answer : answers) answer();
+}
+
+void EngineImpl::BreakLocked(uint64_t epoch, std::string_view reason, Answers& answers) {
+  machine_.OnBroken(epoch, reason);
+  FailPendingLocked(Error(Reason::kGroupBroken).Text("the group is broken: ", reason), answers);
+  NotifyLocked(answers);
+  Log(LogLevel::kError, "group_broken").Field("epoch", epoch).Field("reason", reason);
 }
 
 void EngineImpl::FailPendingLocked(const absl::Status& reason, Answers& answers) {
@@ -294,26 +299,35 @@ void EngineImpl::CancelOperation(const StepHeader& header) {
 absl::Status EngineImpl::OnPeerClose(const PeerRecord& record) {
   const absl::Status checked = board_->Check(record);
   if (!checked.ok()) return checked;
-  MutexLock lock(mutex_);
-  if (record.epoch != machine_.epoch() || session_ == nullptr) return absl::OkStatus();
-  const absl::Status sent = DecodeStatus(record.bytes);
-  const absl::Status reason =
-      WithContext(sent.ok() ? Error(Reason::kStepTimeout).Text("closed").ToStatus() : sent,
-                  StrCat("rank ", record.from_rank, " left sequence ", record.sequence));
-  switch (book_.Close(record.sequence, reason)) {
-    case SequenceBook::CloseEffect::kIgnored:
-      break;
-    case SequenceBook::CloseEffect::kRecorded:
-      outcomes_[record.sequence] = {StepState::kFailed, OpKind::kForward, 0, reason};
-      ScheduleLocked();
-      break;
-    case SequenceBook::CloseEffect::kCancelled:
-      if (running_ && record.sequence == book_.next()) {
-        CancelRunningLocked(reason);
-      } else if (auto pending = pending_.find(record.sequence); pending != pending_.end()) {
-        pending->second.closed = reason;
-      }
+  Answers answers;
+  {
+    MutexLock lock(mutex_);
+    if (record.epoch != machine_.epoch() || session_ == nullptr) return absl::OkStatus();
+    const absl::Status sent = DecodeStatus(record.bytes);
+    const absl::Status reason =
+        WithContext(sent.ok() ? Error(Reason::kStepTimeout).Text("closed").ToStatus() : sent,
+                    StrCat("rank ", record.from_rank, " left sequence ", record.sequence));
+    switch (book_.Close(record.sequence, reason)) {
+      case SequenceBook::CloseEffect::kIgnored:
+        break;
+      case SequenceBook::CloseEffect::kRecorded:
+        outcomes_[record.sequence] = {StepState::kFailed, OpKind::kForward, 0, reason};
+        // A lost peer has broken the sender's group, and so this one's, step or no step.
+        if (HasReason(reason, Reason::kPeerLost) && !running_) {
+          BreakLocked(record.epoch, StdView(reason.message()), answers);
+        } else {
+          ScheduleLocked();
+        }
+        break;
+      case SequenceBook::CloseEffect::kCancelled:
+        if (running_ && record.sequence == book_.next()) {
+          CancelRunningLocked(reason);
+        } else if (auto pending = pending_.find(record.sequence); pending != pending_.end()) {
+          pending->second.closed = reason;
+        }
+    }
   }
+  for (auto& answer : answers) answer();
   return absl::OkStatus();
 }
 

@@ -14,6 +14,7 @@
 #include "server/engine/operations.h"
 #include "server/rpc/convert_layer.h"
 #include "server/rpc/convert_step.h"
+#include "server/rpc/gate.h"
 #include "server/rpc/unary_call.h"
 
 namespace expertd::rpc {
@@ -26,27 +27,38 @@ class CollectiveCall final : public grpc::ServerUnaryReactor {
   // Writes the response from an operation of the kind that was submitted.
   using Encoder = std::function<void(const engine::Operation&)>;
 
-  CollectiveCall(engine::Engine& engine, const engine::Operation& op, Encoder encode)
-      : engine_(engine), header_(op.header), kind_(op.kind), encode_(std::move(encode)) {}
+  CollectiveCall(engine::Engine& engine, Gate& calls, const engine::Operation& op, Encoder encode)
+      : engine_(engine),
+        calls_(calls),
+        header_(op.header),
+        kind_(op.kind),
+        encode_(std::move(encode)) {
+    calls_.Enter();
+  }
 
   void Submit(std::shared_ptr<engine::Operation> op);
   void OnCancel() override { engine_.CancelOperation(header_); }
-  void OnDone() override { delete this; }
+  void OnDone() override {
+    calls_.Leave();
+    delete this;
+  }
 
  private:
   void Answer(const engine::Operation& answer);
 
   engine::Engine& engine_;
+  Gate& calls_;
   const engine::StepHeader header_;
   const engine::OpKind kind_;
   const Encoder encode_;
 };
 
 // Starts a collective method. A request without a usable header is answered at once; any other
-// problem goes to the engine as a rejected operation, because it consumes the sequence.
+// problem goes to the engine as a rejected operation, because it consumes the sequence. The call is
+// inside `calls` until its answer has been sent.
 template <typename Op, typename Request, typename Response>
 grpc::ServerUnaryReactor* RunCollective(grpc::CallbackServerContext* context,
-                                        engine::Engine& engine, const Request& request,
+                                        engine::Engine& engine, Gate& calls, const Request& request,
                                         Response* response, std::shared_ptr<Op> op) {
   absl::StatusOr<engine::StepHeader> header =
       FromProto(request.has_header() ? &request.header() : nullptr);
@@ -55,7 +67,7 @@ grpc::ServerUnaryReactor* RunCollective(grpc::CallbackServerContext* context,
   op->rejected = Decode(request, op.get());
   op->deadline = DeadlineOf(*context);
   op->request_bytes = static_cast<int64_t>(request.ByteSizeLong());
-  auto* call = new CollectiveCall(engine, *op, [response](const engine::Operation& answer) {
+  auto* call = new CollectiveCall(engine, calls, *op, [response](const engine::Operation& answer) {
     Encode(static_cast<const Op&>(answer), response);
   });
   call->Submit(std::move(op));

@@ -19,49 +19,49 @@ using engine::OpKind;
 grpc::ServerUnaryReactor* LayerService::CreateLayer(grpc::CallbackServerContext* context,
                                                     const v1::CreateLayerRequest* request,
                                                     v1::CreateLayerResponse* response) {
-  return RunCollective(context, engine_, *request, response,
+  return RunCollective(context, engine_, calls_, *request, response,
                        std::make_shared<engine::CreateLayerOp>());
 }
 
 grpc::ServerUnaryReactor* LayerService::DeleteLayer(grpc::CallbackServerContext* context,
                                                     const v1::DeleteLayerRequest* request,
                                                     v1::DeleteLayerResponse* response) {
-  return RunCollective(context, engine_, *request, response,
+  return RunCollective(context, engine_, calls_, *request, response,
                        std::make_shared<engine::LayerOp>(OpKind::kDeleteLayer));
 }
 
 grpc::ServerUnaryReactor* LayerService::InitializeWeights(
     grpc::CallbackServerContext* context, const v1::InitializeWeightsRequest* request,
     v1::InitializeWeightsResponse* response) {
-  return RunCollective(context, engine_, *request, response,
+  return RunCollective(context, engine_, calls_, *request, response,
                        std::make_shared<engine::InitializeWeightsOp>());
 }
 
 grpc::ServerUnaryReactor* LayerService::FreezeLayer(grpc::CallbackServerContext* context,
                                                     const v1::FreezeLayerRequest* request,
                                                     v1::FreezeLayerResponse* response) {
-  return RunCollective(context, engine_, *request, response,
+  return RunCollective(context, engine_, calls_, *request, response,
                        std::make_shared<engine::LayerOp>(OpKind::kFreezeLayer));
 }
 
 grpc::ServerUnaryReactor* LayerService::ConfigureOptimizer(
     grpc::CallbackServerContext* context, const v1::ConfigureOptimizerRequest* request,
     v1::ConfigureOptimizerResponse* response) {
-  return RunCollective(context, engine_, *request, response,
+  return RunCollective(context, engine_, calls_, *request, response,
                        std::make_shared<engine::ConfigureOptimizerOp>());
 }
 
 grpc::ServerUnaryReactor* LayerService::ApplyGradients(grpc::CallbackServerContext* context,
                                                        const v1::ApplyGradientsRequest* request,
                                                        v1::ApplyGradientsResponse* response) {
-  return RunCollective(context, engine_, *request, response,
+  return RunCollective(context, engine_, calls_, *request, response,
                        std::make_shared<engine::ApplyGradientsOp>());
 }
 
 grpc::ServerUnaryReactor* LayerService::ClearGradients(grpc::CallbackServerContext* context,
                                                        const v1::ClearGradientsRequest* request,
                                                        v1::ClearGradientsResponse* response) {
-  return RunCollective(context, engine_, *request, response,
+  return RunCollective(context, engine_, calls_, *request, response,
                        std::make_shared<engine::LayerOp>(OpKind::kClearGradients));
 }
 
@@ -118,7 +118,7 @@ grpc::ServerUnaryReactor* LayerService::GetExpertLoad(grpc::CallbackServerContex
 
 grpc::ServerWriteReactor<v1::GetParameterResponse>* LayerService::GetParameter(
     grpc::CallbackServerContext*, const v1::GetParameterRequest* request) {
-  return ParameterStream::Start(engine_, *request);
+  return ParameterStream::Start(engine_, calls_, *request);
 }
 
 }  // namespace expertd::rpc

@@ -4,13 +4,15 @@
 
 #include "expertd/v1/layer_service.grpc.pb.h"
 #include "server/engine/engine.h"
+#include "server/rpc/gate.h"
 
 namespace expertd::rpc {
 
-// `engine` must outlive the service and every call of it.
+// `engine` and `calls` must outlive the service and every call of it. Collective calls and streams
+// are inside `calls` until they have ended.
 class LayerService final : public v1::LayerService::CallbackService {
  public:
-  explicit LayerService(engine::Engine& engine) : engine_(engine) {}
+  LayerService(engine::Engine& engine, Gate& calls) : engine_(engine), calls_(calls) {}
 
   grpc::ServerUnaryReactor* CreateLayer(grpc::CallbackServerContext* context,
                                         const v1::CreateLayerRequest* request,
@@ -56,6 +58,7 @@ class LayerService final : public v1::LayerService::CallbackService {
 
  private:
   engine::Engine& engine_;
+  Gate& calls_;
 };
 
 }  // namespace expertd::rpc

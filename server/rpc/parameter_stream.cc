@@ -12,14 +12,15 @@
 
 namespace expertd::rpc {
 
-ParameterStream::ParameterStream() {
+ParameterStream::ParameterStream(Gate& calls) : calls_(calls) {
+  calls_.Enter();
   MutexLock lock(waiting_->mutex);
   waiting_->stream = this;
 }
 
-ParameterStream* ParameterStream::Start(engine::Engine& engine,
+ParameterStream* ParameterStream::Start(engine::Engine& engine, Gate& calls,
                                         const v1::GetParameterRequest& request) {
-  auto* stream = new ParameterStream;
+  auto* stream = new ParameterStream(calls);
   const absl::StatusOr<engine::ParameterKind> kind = FromProto(request.kind());
   if (!kind.ok()) {
     Take(*stream->waiting_)->Finish(ToGrpc(kind.status()));
@@ -75,6 +76,11 @@ void ParameterStream::OnWriteDone(bool ok) {
   } else {
     Finish(grpc::Status(grpc::StatusCode::CANCELLED, "the caller went away"));
   }
+}
+
+void ParameterStream::OnDone() {
+  calls_.Leave();
+  delete this;
 }
 
 void ParameterStream::OnCancel() {

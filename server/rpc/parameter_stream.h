@@ -11,6 +11,7 @@
 #include "expertd/v1/layer_service.pb.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/engine/engine.h"
+#include "server/rpc/gate.h"
 
 namespace expertd::rpc {
 
@@ -19,12 +20,14 @@ inline constexpr size_t kParameterChunkBytes = size_t{1} << 20;
 
 class ParameterStream final : public grpc::ServerWriteReactor<v1::GetParameterResponse> {
  public:
-  // Asks the engine for the shard and returns the stream, which deletes itself.
-  static ParameterStream* Start(engine::Engine& engine, const v1::GetParameterRequest& request);
+  // Asks the engine for the shard and returns the stream, which deletes itself and is inside
+  // `calls` until it has ended.
+  static ParameterStream* Start(engine::Engine& engine, Gate& calls,
+                                const v1::GetParameterRequest& request);
 
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
-  void OnDone() override { delete this; }
+  void OnDone() override;
 
  private:
   // Until the shard has come the stream may end by cancellation, and the engine's answer then finds
@@ -35,11 +38,12 @@ class ParameterStream final : public grpc::ServerWriteReactor<v1::GetParameterRe
   };
   static ParameterStream* Take(Waiting& waiting);
 
-  ParameterStream();
+  explicit ParameterStream(Gate& calls);
   void Begin(absl::StatusOr<engine::ParameterShard> shard);
   // Writes the next chunk, or finishes when all have been written.
   void Continue();
 
+  Gate& calls_;
   std::shared_ptr<Waiting> waiting_ = std::make_shared<Waiting>();
   engine::ParameterShard shard_;
   size_t sent_ = 0;

@@ -18,7 +18,9 @@
 #include "grpcpp/client_context.h"
 #include "grpcpp/create_channel.h"
 #include "server/rpc/convert_group.h"
+#include "server/rpc/grpc_process.h"
 #include "server/rpc/keepalive.h"
+#include "server/rpc/run_soon.h"
 #include "server/rpc/status.h"
 
 namespace expertd::rpc {
@@ -58,14 +60,24 @@ std::chrono::system_clock::time_point ToSystemTime(SteadyTime deadline) {
                                                 deadline - std::chrono::steady_clock::now());
 }
 
+// Deletes on a thread of gRPC's executor. What refers to a channel must not be deleted by a thread
+// that runs the callbacks of calls: the last channel to go stops those threads, and joins them.
+struct DeleteSoon {
+  template <typename T>
+  void operator()(T* object) const {
+    RunSoon([object] { delete object; });
+  }
+};
+
 }  // namespace
 
 // A member and the channel to it.
 class PeerClient::Peer {
  public:
   Peer(int64_t rank, std::string address,
-       const std::shared_ptr<grpc::ChannelCredentials>& credentials)
-      : name_(StrCat("rank ", rank, " at ", address)),
+       const std::shared_ptr<grpc::ChannelCredentials>& credentials, std::shared_ptr<Gate> gate)
+      : visit_(std::move(gate)),
+        name_(StrCat("rank ", rank, " at ", address)),
         stub_(v1::PeerService::NewStub(
             grpc::CreateCustomChannel(address, credentials, PeerChannelArguments()))) {}
 
@@ -73,6 +85,14 @@ class PeerClient::Peer {
   v1::PeerService::Stub& stub() { return *stub_; }
 
  private:
+  // Destroyed last, after the channel.
+  struct Visit {
+    explicit Visit(std::shared_ptr<Gate> gate) : gate(std::move(gate)) { this->gate->Enter(); }
+    ~Visit() { gate->Leave(); }
+    const std::shared_ptr<Gate> gate;
+  };
+
+  const Visit visit_;
   const std::string name_;
   const std::unique_ptr<v1::PeerService::Stub> stub_;
 };
@@ -239,11 +259,15 @@ void StartClose(v1::PeerService::Stub& stub, grpc::ClientContext* context,
 }  // namespace
 
 PeerClient::PeerClient(const std::vector<engine::Member>& members, int64_t rank,
-                       const std::shared_ptr<grpc::ChannelCredentials>& credentials)
+                       const std::shared_ptr<grpc::ChannelCredentials>& credentials,
+                       const std::shared_ptr<Gate>& gate)
     : calls_(std::make_shared<Calls>()) {
+  InitGrpcOnce();
   for (int64_t i = 0; i < static_cast<int64_t>(members.size()); ++i) {
-    peers_.push_back(i == rank ? nullptr
-                               : std::make_shared<Peer>(i, members[i].address, credentials));
+    peers_.emplace_back();
+    if (i == rank) continue;
+    peers_.back() =
+        std::shared_ptr<Peer>(new Peer(i, members[i].address, credentials, gate), DeleteSoon());
   }
 }
 
@@ -251,15 +275,17 @@ PeerClient::~PeerClient() { calls_->CancelAll(); }
 
 void PeerClient::Deliver(int64_t to_rank, const engine::PeerRecord& record, SteadyTime deadline,
                          bool patient, engine::DeliveryCallback done) {
-  auto call = std::make_shared<DeliverCall>(peers_[to_rank], calls_, &StartDeliver, deadline,
-                                            patient, std::move(done));
+  std::shared_ptr<DeliverCall> call(
+      new DeliverCall(peers_[to_rank], calls_, &StartDeliver, deadline, patient, std::move(done)),
+      DeleteSoon());
   ToProto(record, call->request());
   call->Run();
 }
 
 void PeerClient::Close(int64_t to_rank, const engine::PeerRecord& record, SteadyTime deadline) {
-  auto call = std::make_shared<CloseCall>(peers_[to_rank], calls_, &StartClose, deadline,
-                                          /*patient=*/false, [](const absl::Status&) {});
+  std::shared_ptr<CloseCall> call(new CloseCall(peers_[to_rank], calls_, &StartClose, deadline,
+                                                /*patient=*/false, [](const absl::Status&) {}),
+                                  DeleteSoon());
   ToProto(record, call->request());
   call->Run();
 }

@@ -8,6 +8,7 @@
 
 #include "grpcpp/security/credentials.h"
 #include "server/engine/peer_transport.h"
+#include "server/rpc/gate.h"
 
 namespace expertd::rpc {
 
@@ -15,11 +16,12 @@ namespace expertd::rpc {
 //
 // The destructor cancels what is in flight. Each DeliveryCallback is still called exactly once,
 // with CANCELLED, possibly after the destructor has returned: a callback may only touch what it
-// owns.
+// owns. Who must see the end of it all waits at the gate.
 class PeerClient final : public engine::PeerTransport {
  public:
   PeerClient(const std::vector<engine::Member>& members, int64_t rank,
-             const std::shared_ptr<grpc::ChannelCredentials>& credentials);
+             const std::shared_ptr<grpc::ChannelCredentials>& credentials,
+             const std::shared_ptr<Gate>& gate);
   ~PeerClient() override;
   PeerClient(const PeerClient&) = delete;
   PeerClient& operator=(const PeerClient&) = delete;

@@ -11,11 +11,10 @@
 #include "base/error.h"
 #include "base/status_macros.h"
 #include "base/strings.h"
-#include "grpcpp/ext/channelz_service_plugin.h"
-#include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server_builder.h"
 #include "server/observe/listen_address.h"
+#include "server/rpc/grpc_process.h"
 #include "server/rpc/keepalive.h"
 
 namespace expertd::rpc {
@@ -24,17 +23,6 @@ namespace {
 using observe::HostPort;
 using observe::JoinHostPort;
 using observe::ParseHostPort;
-
-// gRPC's process-wide switches: set once, before the first server.
-void InitPluginsOnce() {
-  static const bool done = [] {
-    grpc::EnableDefaultHealthCheckService(true);
-    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-    grpc::channelz::experimental::InitChannelzService();
-    return true;
-  }();
-  static_cast<void>(done);
-}
 
 // Threads of the synchronous services (reflection, channelz); ours use gRPC's shared callback
 // threads, whose number gRPC takes from the number of cores.
@@ -72,13 +60,12 @@ std::string AdvertisedAddress(const ServerOptions& options, const HostPort& boun
   return JoinHostPort(options.advertise, bound.port);
 }
 
-// gRPC does not say why it could not bind; the system does when asked again.
-absl::Status ExplainBindFailure(const HostPort& address) {
+// Whether the address can be had. Asked before gRPC binds it, which does not say why it failed.
+absl::Status CheckBindable(const HostPort& address) {
   const absl::StatusOr<int> socket = observe::Listen(address);
   if (!socket.ok()) return socket.status();
   close(*socket);
-  return Error(Reason::kInternal)
-      .Text("gRPC cannot listen on ", JoinHostPort(address.host, address.port));
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -95,7 +82,7 @@ struct Server::Observers {
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Create(const ServerOptions& options,
                                                        engine::Engine& engine) {
-  InitPluginsOnce();
+  InitGrpcOnce();
   std::unique_ptr<Server> server(new Server(options, engine));
   RETURN_IF_ERROR(server->Start(options));
   return server;
@@ -114,6 +101,7 @@ Server::Server(const ServerOptions& options, engine::Engine& engine)
 
 absl::Status Server::Start(const ServerOptions& options) {
   ASSIGN_OR_RETURN(HostPort address, ParseHostPort(options.listen));
+  RETURN_IF_ERROR(CheckBindable(address));
   if (address.port != 0) control_.SetAddress(AdvertisedAddress(options, address));
   grpc::ServerBuilder builder;
   SetArguments(options, builder);
@@ -128,7 +116,9 @@ absl::Status Server::Start(const ServerOptions& options) {
   if (server_ == nullptr || port <= 0) {
     if (server_ != nullptr) server_->Shutdown();
     server_ = nullptr;
-    return ExplainBindFailure(address);
+    // Taken in the meantime, or something that only gRPC knows.
+    RETURN_IF_ERROR(CheckBindable(address));
+    return Error(Reason::kInternal).Text("gRPC cannot listen on ", options.listen);
   }
   address.port = port;
   bound_address_ = JoinHostPort(address.host, address.port);

@@ -13,46 +13,49 @@ namespace expertd::rpc {
 grpc::ServerUnaryReactor* StepService::Forward(grpc::CallbackServerContext* context,
                                                const v1::ForwardRequest* request,
                                                v1::ForwardResponse* response) {
-  return RunCollective(context, engine_, *request, response, std::make_shared<engine::ForwardOp>());
+  return RunCollective(context, engine_, calls_, *request, response,
+                       std::make_shared<engine::ForwardOp>());
 }
 
 grpc::ServerUnaryReactor* StepService::Backward(grpc::CallbackServerContext* context,
                                                 const v1::BackwardRequest* request,
                                                 v1::BackwardResponse* response) {
-  return RunCollective(context, engine_, *request, response,
+  return RunCollective(context, engine_, calls_, *request, response,
                        std::make_shared<engine::BackwardOp>());
 }
 
 grpc::ServerUnaryReactor* StepService::Prepare(grpc::CallbackServerContext* context,
                                                const v1::PrepareRequest* request,
                                                v1::PrepareResponse* response) {
-  return RunCollective(context, engine_, *request, response, std::make_shared<engine::PrepareOp>());
+  return RunCollective(context, engine_, calls_, *request, response,
+                       std::make_shared<engine::PrepareOp>());
 }
 
 grpc::ServerUnaryReactor* StepService::Dispatch(grpc::CallbackServerContext* context,
                                                 const v1::DispatchRequest* request,
                                                 v1::DispatchResponse* response) {
-  return RunCollective(context, engine_, *request, response,
+  return RunCollective(context, engine_, calls_, *request, response,
                        std::make_shared<engine::DispatchOp>());
 }
 
 grpc::ServerUnaryReactor* StepService::Combine(grpc::CallbackServerContext* context,
                                                const v1::CombineRequest* request,
                                                v1::CombineResponse* response) {
-  return RunCollective(context, engine_, *request, response, std::make_shared<engine::CombineOp>());
+  return RunCollective(context, engine_, calls_, *request, response,
+                       std::make_shared<engine::CombineOp>());
 }
 
 grpc::ServerUnaryReactor* StepService::DispatchBackward(grpc::CallbackServerContext* context,
                                                         const v1::DispatchBackwardRequest* request,
                                                         v1::DispatchBackwardResponse* response) {
-  return RunCollective(context, engine_, *request, response,
+  return RunCollective(context, engine_, calls_, *request, response,
                        std::make_shared<engine::DispatchBackwardOp>());
 }
 
 grpc::ServerUnaryReactor* StepService::CombineBackward(grpc::CallbackServerContext* context,
                                                        const v1::CombineBackwardRequest* request,
                                                        v1::CombineBackwardResponse* response) {
-  return RunCollective(context, engine_, *request, response,
+  return RunCollective(context, engine_, calls_, *request, response,
                        std::make_shared<engine::CombineBackwardOp>());
 }
 

@@ -4,13 +4,15 @@
 
 #include "expertd/v1/step_service.grpc.pb.h"
 #include "server/engine/engine.h"
+#include "server/rpc/gate.h"
 
 namespace expertd::rpc {
 
-// `engine` must outlive the service and every call of it.
+// `engine` and `calls` must outlive the service and every call of it. Collective calls and streams
+// are inside `calls` until they have ended.
 class StepService final : public v1::StepService::CallbackService {
  public:
-  explicit StepService(engine::Engine& engine) : engine_(engine) {}
+  StepService(engine::Engine& engine, Gate& calls) : engine_(engine), calls_(calls) {}
 
   grpc::ServerUnaryReactor* Forward(grpc::CallbackServerContext* context,
                                     const v1::ForwardRequest* request,
@@ -44,6 +46,7 @@ class StepService final : public v1::StepService::CallbackService {
 
  private:
   engine::Engine& engine_;
+  Gate& calls_;
 };
 
 }  // namespace expertd::rpc

@@ -179,6 +179,16 @@ inline void ExpectError(const absl::Status& status, Reason reason,
   }
 }
 
+// Fails unless the status is a STEP_TIMEOUT that names exactly these ranks, "1,3".
+inline void ExpectMissing(const absl::Status& status, const std::string& ranks) {
+  ExpectError(status, Reason::kStepTimeout, {StrCat("ranks ", ranks, " ")});
+  std::string missing;
+  for (const auto& [key, value] : DetailOf(status).metadata) {
+    if (key == "missing_ranks") missing = value;
+  }
+  EXPECT_EQ(missing, ranks) << status;
+}
+
 }  // namespace expertd::integration
 
 #endif  // TESTS_INTEGRATION_PROCESS_TEST_H_

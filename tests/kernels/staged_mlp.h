@@ -1,6 +1,7 @@
 // An ExpertMlp that takes host memory and runs another one on its device: tests stay the same.
 //
-// Row matrices get a few poisoned rows past the total on the device, which must come back untouched.
+// Row matrices get a few poisoned rows past the total on the device, which must come back
+// untouched.
 #ifndef TESTS_KERNELS_STAGED_MLP_H_
 #define TESTS_KERNELS_STAGED_MLP_H_
 
@@ -108,8 +109,8 @@ class StagedMlp final : public ExpertMlp {
       MlpWeights weights = host;
       weights.gate_up = Copy(host.gate_up, nullptr, 2 * matrix, 0);
       weights.down = Copy(host.down, nullptr, matrix, 0);
-      weights.gate_up_bias = static_cast<const float*>(
-          Copy(host.gate_up_bias, nullptr, mlp_.GateBiasBytes(), 0));
+      weights.gate_up_bias =
+          static_cast<const float*>(Copy(host.gate_up_bias, nullptr, mlp_.GateBiasBytes(), 0));
       weights.down_bias =
           static_cast<const float*>(Copy(host.down_bias, nullptr, mlp_.DownBiasBytes(), 0));
       return weights;

@@ -13,8 +13,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
-#include <ostream>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -38,6 +38,7 @@ struct Exploration {
   uint64_t terminals = 0;
   int depth = 0;
   bool complete = false;  // every reachable state was seen
+  bool limited = false;   // not, because StateLimit() stopped it
   std::string problem;    // of the first bad state; empty: none
   std::string trace;      // the shortest way there
 
@@ -158,9 +159,19 @@ class Explorer {
   std::vector<Slot> table_;  // open addressing over states_
 };
 
+// EXPERTD_MODEL_STATES, for builds in which every state takes long; 0: not set.
+inline uint64_t StateLimit() {
+  const char* text = std::getenv("EXPERTD_MODEL_STATES");
+  return text == nullptr ? 0 : std::strtoull(text, nullptr, 10);
+}
+
 template <typename Model>
-Exploration Explore(Model& model, uint64_t max_states = 5'000'000) {
-  return Explorer<Model>(model, max_states).Run();
+Exploration Explore(Model& model) {
+  constexpr uint64_t kMaxStates = 5'000'000;
+  const uint64_t limit = StateLimit();
+  Exploration result = Explorer<Model>(model, limit == 0 ? kMaxStates : limit).Run();
+  result.limited = limit != 0 && !result.complete && result.problem.empty();
+  return result;
 }
 
 }  // namespace expertd::model

@@ -1,7 +1,7 @@
 // Daemons that join and leave epochs, and controllers that compete for them.
 //
-// The functions named as in engine_group.cc and peer_board.cc mirror those; whether a join, leave or
-// epoch is allowed is decided by the engine's own GroupStateMachine, and ConcludeJoin ends each
+// The functions named as in engine_group.cc and peer_board.cc mirror those; whether a join, leave
+// or epoch is allowed is decided by the engine's own GroupStateMachine, and ConcludeJoin ends each
 // exchange of join records. One device thread per daemon runs its tasks in order.
 #ifndef TESTS_MODEL_GROUP_MODEL_H_
 #define TESTS_MODEL_GROUP_MODEL_H_
@@ -12,81 +12,10 @@
 
 #include "base/error.h"
 #include "server/engine/join.h"
-#include "tests/model/explorer.h"
+#include "tests/model/group_model_state.h"
 #include "tests/model/real_pieces.h"
 
 namespace expertd::model {
-
-inline constexpr int kDaemons = 3;  // at most
-inline constexpr int kEpochs = 3;  // 1..kEpochs
-inline constexpr int kControllers = 2;
-inline constexpr int kQueue = 4;
-
-// A deliberate fault in what surrounds the real pieces.
-enum class GroupMutation : uint8_t {
-  kNone,
-  kSpendAnyClaim,    // a join that its root refuses spends whatever claim the root holds
-  kShareClaim,       // a second claimant of an epoch is given it too
-  kForgetWaiters,    // a newer epoch fences an older join without answering its callers
-  kReadyAlone,       // a rank is ready when its own communicator is
-  kLateFinish,       // the end of a fenced join still counts
-};
-
-enum class Stage : uint8_t { kNone, kConfig, kReady };
-enum class RpcState : uint8_t { kUnsent, kWaiting, kOk, kFailed };
-
-struct Daemon {
-  uint16_t machine = 0;
-  uint8_t board_epoch = 0;
-  uint8_t board_open : 1 = 0;
-  uint8_t board_ended : 1 = 0;  // End was called, and Begin not since
-  uint8_t unused : 6 = 0;
-  Stage stage = Stage::kNone;   // of the join that the device thread is in
-  uint8_t join_epoch = 0;
-  uint8_t failed = 0;           // daemons that refused a record of that join
-  uint8_t waiters = 0;          // JoinGroup calls to answer: a bit per controller
-  uint8_t queue[kQueue] = {};   // 2 * epoch + (1: leave); 0: none
-};
-
-// Records of one epoch at one daemon. Masks have a bit per sending daemon.
-struct Records {
-  uint8_t config = 0;
-  uint8_t config_flight = 0;
-  uint8_t ready = 0;
-  uint8_t ready_flight = 0;
-};
-
-struct Controller {
-  uint8_t epoch = 0;   // picked; 0: not begun
-  uint8_t claimed : 1 = 0;
-  uint8_t refused : 1 = 0;  // the claim
-  uint8_t unused : 6 = 0;
-  RpcState joins[kDaemons] = {};
-};
-
-struct GroupModelState {
-  Daemon daemons[kDaemons];
-  Records records[kDaemons][kEpochs + 1];
-  uint8_t owner[kEpochs + 1] = {};    // 1 + controller that the root gave the epoch to
-  uint8_t refused[kEpochs + 1] = {};  // daemons whose join record refuses
-  Controller controllers[kControllers];
-  uint8_t claim_epoch = 0;  // at the root, daemon 0
-  uint8_t claim_owner = 0;
-  uint8_t claim_used = 0;
-  uint8_t early = 0;   // time limits that may pass before everything settles
-  uint8_t leaves = 0;  // LeaveGroup or AbortGroup calls that may still come
-  uint8_t again = 0;   // controllers that failed and may still begin anew
-  uint8_t disturbed = 0;  // the newest epoch was left or timed out somewhere
-  uint8_t unused = 0;
-};
-
-struct GroupScope {
-  int daemons = kDaemons;
-  uint8_t early = 0;
-  uint8_t leaves = 0;
-  uint8_t again = 0;
-  GroupMutation mutation = GroupMutation::kNone;
-};
 
 // What the daemons do.
 class GroupSteps {
@@ -128,8 +57,7 @@ class GroupSteps {
     Controller& controller = s.controllers[c];
     Daemon& root = s.daemons[0];
     const auto owner = static_cast<uint8_t>(1 + c);
-    const bool mine =
-        s.claim_owner == owner || scope_.mutation == GroupMutation::kShareClaim;
+    const bool mine = s.claim_owner == owner || scope_.mutation == GroupMutation::kShareClaim;
     if (controller.epoch == s.claim_epoch) {
       controller.refused = !mine;
     } else if (controller.epoch <= MachineOf(root).highest_epoch_seen()) {
@@ -242,12 +170,12 @@ class GroupSteps {
   }
 
   // A record of `epoch` from `from` comes to `to`: OnPeerRecord and PeerBoard::Post.
-  void Deliver(State& s, int from, int to, int epoch, uint8_t Records::* kept) {
+  void Deliver(State& s, int from, int to, int epoch, uint8_t Records::*kept) {
     Daemon& daemon = s.daemons[to];
     machines_.SawEpoch(daemon.machine, epoch);
     const bool current = epoch == daemon.board_epoch;
-    const bool early = epoch > daemon.board_epoch ||
-                       (current && !daemon.board_open && !daemon.board_ended);
+    const bool early =
+        epoch > daemon.board_epoch || (current && !daemon.board_open && !daemon.board_ended);
     if (early || (current && daemon.board_open)) {
       s.records[to][epoch].*kept |= static_cast<uint8_t>(1 << from);
     } else if (s.daemons[from].board_epoch == epoch) {  // the sender learns of the refusal
@@ -300,7 +228,7 @@ class GroupSteps {
     s.records[d][daemon.board_epoch].ready = 0;
   }
 
-  void Send(State& s, int d, int epoch, uint8_t Records::* flight) const {
+  void Send(State& s, int d, int epoch, uint8_t Records::*flight) const {
     for (int to = 0; to < count(); ++to) {
       if (to != d) s.records[to][epoch].*flight |= static_cast<uint8_t>(1 << d);
     }

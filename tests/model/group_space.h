@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "tests/model/explorer.h"
 #include "tests/model/group_model.h"
 
 namespace expertd::model {
@@ -254,8 +255,8 @@ class GroupSpace {
     });
   }
 
-  // When the newest claimed epoch has had all its JoinGroup calls and nobody left or timed out in it,
-  // it is ready everywhere.
+  // When the newest claimed epoch has had all its JoinGroup calls and nobody left or timed out in
+  // it, it is ready everywhere.
   std::string CheckNewest(const State& s) const {
     for (const Controller& controller : s.controllers) {
       if (!controller.claimed || controller.epoch != s.claim_epoch) continue;
@@ -265,8 +266,8 @@ class GroupSpace {
       for (int d = 0; d < steps_.count(); ++d) {
         const Daemon& daemon = s.daemons[d];
         if (steps_.IsReady(daemon) && steps_.EpochOf(daemon) == s.claim_epoch) continue;
-        return StrCat("G6: epoch ", int{s.claim_epoch}, " is the newest and undisturbed, yet daemon ",
-                      d, " is not ready in it");
+        return StrCat("G6: epoch ", int{s.claim_epoch},
+                      " is the newest and undisturbed, yet daemon ", d, " is not ready in it");
       }
     }
     return "";

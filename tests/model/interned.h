@@ -1,6 +1,7 @@
 // Real objects of the engine as small numbers, so that states of a model stay a few bytes.
 //
-// Two objects share a number when their fingerprints, taken through the public interface, are equal.
+// Two objects share a number when their fingerprints, taken through the public interface, are
+// equal.
 #ifndef TESTS_MODEL_INTERNED_H_
 #define TESTS_MODEL_INTERNED_H_
 

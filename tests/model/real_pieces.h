@@ -29,8 +29,7 @@ class Books {
   using Result = Interned<engine::SequenceBook>::Result;
   static constexpr int kHighestSequence = 8;
 
-  Books()
-      : pool_([](const engine::SequenceBook& book) { return Fingerprint(book); }) {}
+  Books() : pool_([](const engine::SequenceBook& book) { return Fingerprint(book); }) {}
 
   uint16_t New(int64_t window, int64_t kept_replies) {
     return pool_.Add(engine::SequenceBook({.window = window, .kept_replies = kept_replies}));
@@ -39,9 +38,10 @@ class Books {
   bool Runnable(uint16_t id) const { return pool_[id].Runnable(); }
 
   Admission Admit(uint16_t& id, int sequence, int request_id) {
-    return static_cast<Admission>(Call(id, 1, sequence, request_id, [&](engine::SequenceBook& book) {
-      return static_cast<int>(book.Admit(sequence, request_id).admission);
-    }));
+    return static_cast<Admission>(
+        Call(id, 1, sequence, request_id, [&](engine::SequenceBook& book) {
+          return static_cast<int>(book.Admit(sequence, request_id).admission);
+        }));
   }
   engine::SequenceBook::CloseEffect Close(uint16_t& id, int sequence) {
     return static_cast<engine::SequenceBook::CloseEffect>(
@@ -125,16 +125,14 @@ class Machines {
     });
   }
   bool AcceptsSteps(uint16_t& id, int epoch) {
-    return Call(id, 8, epoch, [&](Machine& machine) {
-      return machine.CheckStep(kGroup, epoch).ok() ? 1 : 0;
-    });
+    return Call(id, 8, epoch,
+                [&](Machine& machine) { return machine.CheckStep(kGroup, epoch).ok() ? 1 : 0; });
   }
 
  private:
   template <typename Function>
   uint8_t Call(uint16_t& id, int method, int epoch, const Function& function) {
-    const auto result =
-        pool_.Apply(id, static_cast<uint32_t>((method << 8) | epoch), function);
+    const auto result = pool_.Apply(id, static_cast<uint32_t>((method << 8) | epoch), function);
     id = result.id;
     return result.said;
   }
@@ -164,7 +162,9 @@ struct Arrival {
 
 // Whether arrival records say how many backwards the accumulators hold.
 template <typename Record>
-constexpr bool kTellsAccumulated = requires(Record record) { record.accumulated_backwards; };
+constexpr bool kTellsAccumulated = requires(Record record) {
+  record.accumulated_backwards;
+};
 
 class Conclusions {
  public:
@@ -175,7 +175,8 @@ class Conclusions {
     std::vector<engine::ArrivalRecord> records;
     for (const Arrival& arrival : arrivals) records.push_back(RecordOf(arrival));
     const absl::Status status = engine::Conclude(records, rank);
-    const uint8_t said = status.ok() ? 0 : static_cast<uint8_t>(1 + static_cast<int>(ReasonOf(status)));
+    const uint8_t said =
+        status.ok() ? 0 : static_cast<uint8_t>(1 + static_cast<int>(ReasonOf(status)));
     said_.emplace(key, said);
     return said;
   }
@@ -191,7 +192,8 @@ class Conclusions {
     record.gradients_valid = arrival.gradients_valid != 0;
     record.weights_version = arrival.version;
     if constexpr (kTellsAccumulated<Record>) record.accumulated_backwards = arrival.accumulated;
-    if (arrival.reason != 0) record.status = Error(static_cast<Reason>(arrival.reason - 1)).Text("no");
+    if (arrival.reason != 0)
+      record.status = Error(static_cast<Reason>(arrival.reason - 1)).Text("no");
     return engine::DecodeArrival(engine::EncodeArrival(record)).value();
   }
 

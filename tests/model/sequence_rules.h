@@ -70,7 +70,8 @@ std::string CheckQuiet(const SequenceSteps<kRanks, kSequences>& steps,
       const Rank& peer = s.ranks[other];
       if (other == r || (s.cells[r][q].arrived & Bit(other)) || steps.Broken(peer)) continue;
       if (steps.NextOf(peer) > q) {
-        return StrCat("S8: rank ", r, " waits in sequence ", q, ", which rank ", other, " has left");
+        return StrCat("S8: rank ", r, " waits in sequence ", q, ", which rank ", other,
+                      " has left");
       }
       if (steps.NextOf(peer) == q && s.cells[other][q].op != 0) {
         return StrCat("S8: rank ", r, " waits in sequence ", q, " for rank ", other,

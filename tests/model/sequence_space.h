@@ -7,6 +7,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "tests/model/explorer.h"
 #include "tests/model/sequence_model.h"
 #include "tests/model/sequence_rules.h"
 
@@ -231,9 +232,9 @@ class SequenceSpace {
   }
 
   static uint32_t Loose(const Cell& cell) {
-    uint32_t sum = static_cast<uint32_t>(std::popcount(cell.arrive_flight) +
-                                         std::popcount(cell.vote_flight) +
-                                         std::popcount(cell.close_flight));
+    uint32_t sum =
+        static_cast<uint32_t>(std::popcount(cell.arrive_flight) + std::popcount(cell.vote_flight) +
+                              std::popcount(cell.close_flight));
     for (CallState call : cell.calls) {
       sum += call == CallState::kUnsent ? 20u : call == CallState::kWaiting ? 10u : 0u;
     }

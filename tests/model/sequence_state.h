@@ -39,18 +39,18 @@ enum class Mutation : uint8_t {
 
 // One sequence on one rank. Masks have a bit per rank.
 struct Cell {
-  uint8_t op = 0;           // of the pending operation; 0: none is pending
-  uint8_t callers = 0;      // of the pending operation: a bit per CallSlot
-  uint8_t closed : 1 = 0;   // the pending operation's sequence was left by others
+  uint8_t op = 0;             // of the pending operation; 0: none is pending
+  uint8_t callers = 0;        // of the pending operation: a bit per CallSlot
+  uint8_t closed : 1 = 0;     // the pending operation's sequence was left by others
   uint8_t cancelled : 1 = 0;  // at the board
   uint8_t executed_twice : 1 = 0;
   uint8_t committed : 1 = 0;  // changed lasting state, past arrival
   uint8_t unused : 4 = 0;
-  uint8_t rejected = 0;     // 1 + Reason, of the pending operation
+  uint8_t rejected = 0;  // 1 + Reason, of the pending operation
   Outcome outcome = Outcome::kNone;
-  uint8_t executed = 0;     // op that went past arrival here
-  uint8_t record = 0;       // index of the arrival record sent
-  uint8_t arrived = 0;      // ranks whose record is on this board
+  uint8_t executed = 0;       // op that went past arrival here
+  uint8_t record = 0;         // index of the arrival record sent
+  uint8_t arrived = 0;        // ranks whose record is on this board
   uint8_t arrive_flight = 0;  // ranks whose record is on its way here
   uint8_t voted = 0;
   uint8_t vote_flight = 0;
@@ -137,8 +137,8 @@ struct SequenceAction {
 inline std::string TextOf(const SequenceAction& action) {
   const std::string rank = StrCat("rank ", int{action.rank});
   const std::string sequence = StrCat("sequence ", int{action.sequence});
-  const std::string from = StrCat(" from rank ", int{action.other}, " to rank ", int{action.rank},
-                                  " for ", sequence);
+  const std::string from =
+      StrCat(" from rank ", int{action.other}, " to rank ", int{action.rank}, " for ", sequence);
   const char* const callers[] = {"caller A", "caller B", "caller A again"};
   const std::string caller = action.other < kCallSlots ? callers[action.other] : "?";
   switch (action.event) {

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "base/strings.h"
+#include "tests/conformance/ep/ep_checks.h"
 #include "tests/conformance/ep/ep_world.h"
 
 namespace expertd::conformance {
@@ -56,43 +57,6 @@ void ForScenarios(EpWorld& world, const Check& check) {
     if (testing::Test::HasFatalFailure()) return;
     check(problem, layout, handles);
   }
-}
-
-// Dispatches TokenRows(salt 7) and checks rows, weights, pads and the tail.
-void CheckDispatch(EpWorld& world, const Problem& problem, const Layout& layout,
-                   const Handles& handles, DType dtype, bool with_weights) {
-  const OpContext context = world.Next();
-  world.Run([&](int64_t rank) {
-    const auto index = static_cast<size_t>(rank);
-    const std::vector<SlotSource>& slots = layout.slots[index];
-    const auto total = static_cast<int64_t>(slots.size());
-    TestMatrix x = TokenRows(problem, rank, dtype, 7);
-    TestMatrix recv_x(dtype, total + 4, problem.scenario.hidden);
-    std::vector<float> recv_w(slots.size() + 4, -77.0f);
-    const absl::Status status =
-        world.rank(rank).Dispatch(context, *handles[index], x.view(),
-                                  with_weights ? problem.ranks[index].weights.data() : nullptr,
-                                  recv_x.view(), with_weights ? recv_w.data() : nullptr);
-    ASSERT_TRUE(status.ok()) << status;
-    TestMatrix expected = SlotRows(problem, layout, rank, dtype, 7);
-    const std::vector<float> expected_w = SlotWeights(problem, layout, rank);
-    for (int64_t slot = 0; slot < total; ++slot) {
-      const bool pad = slots[static_cast<size_t>(slot)].source < 0;
-      if (pad) {
-        ASSERT_TRUE(recv_x.RowIs(slot, std::byte{0})) << "pad slot " << slot;
-      } else {
-        ASSERT_EQ(std::memcmp(recv_x.At(slot, 0), expected.At(slot, 0), expected.row_bytes()), 0)
-            << "slot " << slot;
-      }
-      if (!with_weights) continue;
-      ASSERT_EQ(recv_w[static_cast<size_t>(slot)],
-                pad ? 0.0f : expected_w[static_cast<size_t>(slot)]);
-    }
-    for (int64_t slot = total; slot < total + 4; ++slot) {
-      ASSERT_TRUE(recv_x.RowIs(slot, std::byte{0xFF})) << "past the total: " << slot;
-      ASSERT_EQ(recv_w[static_cast<size_t>(slot)], -77.0f);
-    }
-  });
 }
 
 TEST_P(EpData, CountsAndTotalsAreExact) {
@@ -269,153 +233,6 @@ TEST_P(EpData, DispatchBackwardUndoesCombineBackwardAndReturnsWeightGradients) {
       });
     }
   });
-}
-
-TEST_P(EpData, TwoHandlesInFlightDoNotTouchEachOther) {
-  EpWorld world(backend(), world_size());
-  const Problem first = MakeProblem({.name = "first", .tokens = {12, 5}, .seed = 21}, world.size());
-  const Problem second = MakeProblem({.name = "second",
-                                      .experts_per_rank = 5,
-                                      .top_k = 4,
-                                      .alignment = 4,
-                                      .tokens = {3, 9},
-                                      .seed = 22},
-                                     world.size());
-  const Handles of_first = PrepareAll(world, first);
-  const Handles of_second = PrepareAll(world, second);
-  for (int round = 0; round < 2; ++round) {
-    CheckDispatch(world, second, BuildLayout(second), of_second, DType::kF32, true);
-    CheckDispatch(world, first, BuildLayout(first), of_first, DType::kBF16, true);
-  }
-}
-
-TEST_P(EpData, FewerTokensAfterMoreLeaveNothingBehind) {
-  EpWorld world(backend(), world_size());
-  for (int64_t tokens : {200, 3, 60, 1, 0, 17}) {
-    const Problem problem = MakeProblem(
-        {.name = "shrink", .top_k = 3, .alignment = 8, .hidden = 16, .tokens = {tokens}},
-        world.size());
-    const Handles handles = PrepareAll(world, problem);
-    CheckDispatch(world, problem, BuildLayout(problem), handles, DType::kBF16, true);
-  }
-}
-
-// Every top_k from 1 to 16, with ids of 32 bits.
-TEST_P(EpData, TopKOneToSixteenWithNarrowIds) {
-  EpWorld world(backend(), world_size());
-  for (int64_t top_k = 1; top_k <= 16; ++top_k) {
-    const Problem problem = MakeProblem(
-        {.name = "k", .experts_per_rank = 16, .top_k = top_k, .tokens = {5, 2}}, world.size());
-    Handles handles(static_cast<size_t>(world.size()));
-    const OpContext context = world.Next();
-    world.Run([&](int64_t rank) {
-      const RankInput& input = problem.ranks[static_cast<size_t>(rank)];
-      const std::vector<int32_t> ids(input.ids.begin(), input.ids.end());
-      PrepareArgs args = ArgsOf(problem, rank);
-      args.routing.ids = ids.data();
-      args.routing.ids_dtype = DType::kI32;
-      auto handle = world.rank(rank).Prepare(context, args);
-      ASSERT_TRUE(handle.ok()) << handle.status();
-      handles[static_cast<size_t>(rank)] = *std::move(handle);
-    });
-    CheckDispatch(world, problem, BuildLayout(problem), handles, DType::kF16, true);
-  }
-}
-
-TEST_P(EpData, SameInputsTwiceGiveTheSameBits) {
-  EpWorld world(backend(), world_size());
-  const Problem problem =
-      MakeProblem({.name = "bits", .experts_per_rank = 8, .top_k = 8, .hidden = 33, .tokens = {31}},
-                  world.size());
-  const Layout layout = BuildLayout(problem);
-  std::vector<std::vector<std::byte>> results[2];
-  for (auto& result : results) {
-    result.resize(static_cast<size_t>(world.size()));
-    const Handles handles = PrepareAll(world, problem);
-    const OpContext context = world.Next();
-    world.Run([&](int64_t rank) {
-      const auto index = static_cast<size_t>(rank);
-      TestMatrix z = SlotRows(problem, layout, rank, DType::kF32, 17);
-      // Values whose sum depends on the order of the additions.
-      for (int64_t slot = 0; slot < z.rows(); ++slot) {
-        for (int64_t h = 0; h < z.cols(); ++h) z.Set(slot, h, z.Get(slot, h) * 1.1e-3 + 1.0 / 3);
-      }
-      const std::vector<float> weights = SlotWeights(problem, layout, rank);
-      TestMatrix y(DType::kF32, problem.ranks[index].tokens, problem.scenario.hidden);
-      const absl::Status status =
-          world.rank(rank).Combine(context, *handles[index], z.view(), weights.data(), y.view());
-      ASSERT_TRUE(status.ok()) << status;
-      result[index] = y.bytes();
-    });
-  }
-  EXPECT_EQ(results[0], results[1]);
-}
-
-// <Combine(z), g> = <z, CombineBackward(g)> over valid slots, with weights.
-TEST_P(EpData, CombineAndCombineBackwardAreAdjoint) {
-  EpWorld world(backend(), world_size());
-  const Problem problem = MakeProblem(
-      {.name = "adjoint", .top_k = 3, .alignment = 4, .tokens = {14}, .routes = Routes::kHoles},
-      world.size());
-  const Layout layout = BuildLayout(problem);
-  const Handles handles = PrepareAll(world, problem);
-  std::vector<double> left(static_cast<size_t>(world.size()));
-  std::vector<double> right(left);
-  const OpContext forward = world.Next();
-  const OpContext backward = world.Next();
-  world.Run([&](int64_t rank) {
-    const auto index = static_cast<size_t>(rank);
-    TestMatrix z = SlotRows(problem, layout, rank, DType::kF32, 19);
-    TestMatrix g = TokenRows(problem, rank, DType::kF32, 23);
-    const std::vector<float> weights = SlotWeights(problem, layout, rank);
-    TestMatrix y(DType::kF32, g.rows(), g.cols());
-    TestMatrix grad_z(DType::kF32, z.rows(), z.cols());
-    EpBackend& ep = world.rank(rank);
-    ASSERT_TRUE(ep.Combine(forward, *handles[index], z.view(), weights.data(), y.view()).ok());
-    ASSERT_TRUE(
-        ep.CombineBackward(backward, *handles[index], g.view(), weights.data(), grad_z.view())
-            .ok());
-    for (int64_t t = 0; t < g.rows(); ++t) {
-      for (int64_t h = 0; h < g.cols(); ++h) left[index] += y.Get(t, h) * g.Get(t, h);
-    }
-    for (size_t slot = 0; slot < layout.slots[index].size(); ++slot) {
-      if (layout.slots[index][slot].source < 0) continue;
-      const auto row = static_cast<int64_t>(slot);
-      for (int64_t h = 0; h < z.cols(); ++h) right[index] += z.Get(row, h) * grad_z.Get(row, h);
-    }
-  });
-  double left_sum = 0;
-  double right_sum = 0;
-  for (size_t rank = 0; rank < left.size(); ++rank) {
-    left_sum += left[rank];
-    right_sum += right[rank];
-  }
-  EXPECT_NEAR(left_sum, right_sum, 1e-3);
-}
-
-TEST_P(EpData, AllReduceAddsInRankOrderWithTheSameBitsEverywhere) {
-  EpWorld world(backend(), world_size());
-  for (int64_t count : {0, 1, 7, 1000, 100003}) {
-    SCOPED_TRACE(count);
-    std::vector<std::vector<float>> data(static_cast<size_t>(world.size()));
-    for (int64_t rank = 0; rank < world.size(); ++rank) {
-      for (int64_t i = 0; i < count; ++i) {
-        data[static_cast<size_t>(rank)].push_back(
-            static_cast<float>(RowValue(rank, i, 5, 1) / 7 + 1e-4 * static_cast<double>(rank)));
-      }
-    }
-    std::vector<float> expected = data[0];
-    for (size_t rank = 1; rank < data.size(); ++rank) {
-      for (size_t i = 0; i < expected.size(); ++i) expected[i] += data[rank][i];
-    }
-    const OpContext context = world.Next();
-    world.Run([&](int64_t rank) {
-      std::vector<float>& own = data[static_cast<size_t>(rank)];
-      const absl::Status status = world.rank(rank).AllReduceSum(context, own.data(), count);
-      ASSERT_TRUE(status.ok()) << status;
-    });
-    for (const std::vector<float>& result : data) ASSERT_EQ(result, expected);
-  }
 }
 
 std::string NameOf(const testing::TestParamInfo<EpData::ParamType>& info) {

@@ -54,11 +54,10 @@ class StagedEp final : public EpBackend {
                                                     const PrepareArgs& args) override {
     PrepareArgs staged = args;
     const RoutingView& routing = args.routing;
-    ASSIGN_OR_RETURN(
-        const StagedMemory ids,
-        StagedMemory::Create(device_, routing.ids,
-                             routing.tokens * routing.top_k *
-                                 static_cast<int64_t>(DTypeSize(routing.ids_dtype))));
+    ASSIGN_OR_RETURN(const StagedMemory ids,
+                     StagedMemory::Create(device_, routing.ids,
+                                          routing.tokens * routing.top_k *
+                                              static_cast<int64_t>(DTypeSize(routing.ids_dtype))));
     staged.routing.ids = ids.data();
     return ep_->Prepare(context, staged);
   }
@@ -69,8 +68,8 @@ class StagedEp final : public EpBackend {
     ASSIGN_OR_RETURN(const StagedMemory weights, Routes(handle, topk_weights));
     ASSIGN_OR_RETURN(const StagedMemory slots, Stage(recv_x));
     ASSIGN_OR_RETURN(const StagedMemory values, Floats(recv_w, recv_x.rows));
-    RETURN_IF_ERROR(ep_->Dispatch(context, handle, On(x, rows), weights.values(),
-                                  On(recv_x, slots), values.values()));
+    RETURN_IF_ERROR(ep_->Dispatch(context, handle, On(x, rows), weights.values(), On(recv_x, slots),
+                                  values.values()));
     RETURN_IF_ERROR(slots.CopyBack(recv_x.data));
     return values.CopyBack(recv_w);
   }
@@ -97,9 +96,8 @@ class StagedEp final : public EpBackend {
     return routes.CopyBack(grad_topk_weights);
   }
 
-  absl::Status CombineBackward(const OpContext& context, const EpHandle& handle,
-                               ConstMatrix grad_y, const float* slot_weights,
-                               Matrix grad_z) override {
+  absl::Status CombineBackward(const OpContext& context, const EpHandle& handle, ConstMatrix grad_y,
+                               const float* slot_weights, Matrix grad_z) override {
     ASSIGN_OR_RETURN(const StagedMemory rows, Stage(grad_y));
     ASSIGN_OR_RETURN(const StagedMemory factors, Floats(slot_weights, grad_z.rows));
     ASSIGN_OR_RETURN(const StagedMemory slots, Stage(grad_z));

@@ -215,7 +215,7 @@ TEST_F(EngineFailureTest, ACloseThatIsLostLeavesTheLateRankToItsOwnDeadline) {
 }
 
 TEST_F(EngineFailureTest, ABackwardThatFailsHalfWayInvalidatesTheGradientsOfAllRanks) {
-  Cluster& cluster = Start(2, 300);
+  Cluster& cluster = Start(2, 500);
   std::vector<uint64_t> tickets;
   for (const Answer& answer :
        cluster.Good([](int64_t rank) { return MakeForward(GlobalRows(rank, 1), true); })) {

@@ -97,7 +97,7 @@ TEST_F(EngineRetryTest, EarlyRequestsRunInOrderOnceTheGapIsFilled) {
 }
 
 TEST_F(EngineRetryTest, AGapThatStaysOpenIsAnsweredByTheDeadlineAndLeavesTheSequenceUsable) {
-  Cluster& cluster = Start(2, 300);
+  Cluster& cluster = Start(2, 500);
   const uint64_t base = cluster.next;
   auto first = cluster.Submit(0, Rows(0), base + 1);
   auto second = cluster.Submit(1, Rows(1), base + 1);

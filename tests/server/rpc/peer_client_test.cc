@@ -36,11 +36,16 @@ std::unique_ptr<Server> StartServer(engine::Engine& engine, int port) {
   return server.ok() ? *std::move(server) : nullptr;
 }
 
+const std::shared_ptr<Gate>& Gate() {
+  static const auto* const gate = new auto(std::make_shared<Gate>());
+  return *gate;
+}
+
 // The client of rank 0 in a group of two whose rank 1 is at `port`.
 std::unique_ptr<PeerClient> MakeClient(int port) {
   const std::vector<engine::Member> members = {{0, "127.0.0.1:1", 1},
                                                {1, observe::JoinHostPort("127.0.0.1", port), 2}};
-  return std::make_unique<PeerClient>(members, 0, grpc::InsecureChannelCredentials());
+  return std::make_unique<PeerClient>(members, 0, grpc::InsecureChannelCredentials(), Gate());
 }
 
 engine::PeerRecord Record() {
@@ -166,6 +171,7 @@ TEST(PeerClientTest, DestructionAnswersWhatIsInFlight) {
     client = nullptr;
     ASSERT_EQ(future.wait_for(seconds(30)), std::future_status::ready);
     EXPECT_EQ(ReasonOf(future.get()), Reason::kCancelled);
+    EXPECT_TRUE(Gate()->WaitUntilEmpty(Clock::Real().Now() + seconds(30)));
     close(*silent);
   }
 }
