@@ -218,8 +218,7 @@ bool HasReason(const absl::Status& status, Reason reason) {
 
 absl::Status WithContext(const absl::Status& status, std::string_view context) {
   if (status.ok()) return status;
-  return MakeStatus(status.code(), StrCat(context, ": ", status.message()),
-                    DetailOf(status));
+  return MakeStatus(status.code(), StrCat(context, ": ", status.message()), DetailOf(status));
 }
 
 void Violations::Add(Reason reason, std::string path, std::string description) {

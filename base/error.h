@@ -121,7 +121,8 @@ class Error {
   std::string text_;
 };
 
-// The detail of a status made by Error; for other statuses a detail with a reason that fits the code.
+// The detail of a status made by Error; for other statuses a detail with a reason that fits the
+// code.
 ErrorDetail DetailOf(const absl::Status& status);
 Reason ReasonOf(const absl::Status& status);
 bool HasReason(const absl::Status& status, Reason reason);

@@ -1,7 +1,7 @@
 // A mutex, its scoped lock and a condition variable, with thread-safety annotations.
 //
-// Thin over the standard library's, which the thread sanitizer understands (a packaged Abseil is not
-// instrumented, so its own Mutex is invisible to it).
+// Thin over the standard library's, which the thread sanitizer understands (a packaged Abseil is
+// not instrumented, so its own Mutex is invisible to it).
 #ifndef BASE_MUTEX_H_
 #define BASE_MUTEX_H_
 

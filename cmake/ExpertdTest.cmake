@@ -76,11 +76,14 @@ endfunction()
 
 # Environment of every test: where the programs are, and what the sanitizers should pass over.
 function(expertd_test_environment out)
+  set(model_states "")
+  if(EXPERTD_SANITIZE)
+    set(model_states "EXPERTD_MODEL_STATES=200000")  # every state takes long there
+  endif()
   set(${out} "EXPERTD_BIN_DIR=${CMAKE_BINARY_DIR}" "EXPERTD_SOURCE_DIR=${CMAKE_SOURCE_DIR}"
     "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/cmake/tsan.supp second_deadlock_stack=1"
     "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/cmake/lsan.supp print_suppressions=0"
-    "UBSAN_OPTIONS=print_stacktrace=1"
-    $<$<BOOL:${EXPERTD_SANITIZE}>:EXPERTD_MODEL_STATES=200000> PARENT_SCOPE)
+    "UBSAN_OPTIONS=print_stacktrace=1" ${model_states} PARENT_SCOPE)
 endfunction()
 
 # Seconds a single test may take.

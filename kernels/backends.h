@@ -1,7 +1,7 @@
 // Names to factories: devices, EP backends, expert MLPs and the kernels beside them.
 //
-// backends.cc is the only file of the product with build conditionals. Asking for what this build or
-// machine cannot give is an error with the reason, never a silent substitute.
+// backends.cc is the only file of the product with build conditionals. Asking for what this build
+// or machine cannot give is an error with the reason, never a silent substitute.
 #ifndef KERNELS_BACKENDS_H_
 #define KERNELS_BACKENDS_H_
 

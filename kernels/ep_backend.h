@@ -2,9 +2,9 @@
 //
 // An EpBackend is one rank's end of a communicator. All five operations and AllReduceSum are
 // collective: every rank of the group calls the same sequence of them with agreeing arguments (the
-// engine's arrival exchange has made sure of that before), also ranks with zero tokens and ranks that
-// receive none. They are called from the one thread that owns the device; Cancel may come from any
-// thread. Numerics: R ranks, E experts, L = E/R experts per rank, rank d owns [d*L, (d+1)*L).
+// engine's arrival exchange has made sure of that before), also ranks with zero tokens and ranks
+// that receive none. They are called from the one thread that owns the device; Cancel may come from
+// any thread. Numerics: R ranks, E experts, L = E/R experts per rank, rank d owns [d*L, (d+1)*L).
 // Slot order: for each local expert, source rank ascending, then token ascending; each expert's
 // segment is padded to a multiple of the alignment.
 //
@@ -79,8 +79,8 @@ struct EpCapabilities {
 
 // How many rows this rank receives, per local expert. Host memory.
 struct RecvCounts {
-  std::vector<int64_t> tokens_per_expert;  // [L] routes received, without padding, after drops
-  std::vector<int64_t> padded_per_expert;  // [L] each rounded up to the alignment; 0 stays 0
+  std::vector<int64_t> tokens_per_expert;   // [L] routes received, without padding, after drops
+  std::vector<int64_t> padded_per_expert;   // [L] each rounded up to the alignment; 0 stays 0
   std::vector<int64_t> dropped_per_expert;  // [L] routes dropped at this rank's experts
   int64_t total = 0;                        // sum of padded_per_expert
 };
@@ -112,7 +112,8 @@ class EpBackend {
 
   // Exchanges counts and lays out the receive side of all ranks.
   // Errors, on all ranks alike: RECV_CAPACITY (policy REFUSE), EXPERT_ID_RANGE and DUPLICATE_EXPERT
-  // with the position (the ranks whose own ids are good answer PEER_REJECTED naming the guilty one).
+  // with the position (the ranks whose own ids are good answer PEER_REJECTED naming the guilty
+  // one).
   virtual absl::StatusOr<std::unique_ptr<EpHandle>> Prepare(const OpContext& context,
                                                             const PrepareArgs& args) = 0;
 

@@ -1,13 +1,13 @@
 // SEAM 2: the experts' feed-forward network over contiguous row segments, forward and backward.
 //
-// For the rows r of one local expert: h = r W_gate_up + b_gate_up ([rows, 2I], gate first, then up),
-// u = act(gate) * up, z = u W_down + b_down. Accumulation in f32, u computed from the f32
+// For the rows r of one local expert: h = r W_gate_up + b_gate_up ([rows, 2I], gate first, then
+// up), u = act(gate) * up, z = u W_down + b_down. Accumulation in f32, u computed from the f32
 // accumulators, every stored tensor rounded once. With EARLY weighting z = (w u) W_down + w b_down
 // for the row's route weight w; with LATE z is unweighted and Combine multiplies by w.
 //
-// Rows of a segment past its count are padding: they are never read as data (they may hold anything,
-// NaN included), outputs there are zero. Rows at or past the total are neither read nor written.
-// An expert without rows gets exact zeros added to its gradients, and costs no matmul.
+// Rows of a segment past its count are padding: they are never read as data (they may hold
+// anything, NaN included), outputs there are zero. Rows at or past the total are neither read nor
+// written. An expert without rows gets exact zeros added to its gradients, and costs no matmul.
 // Called from the device thread only; one call at a time; memory of the Device it was made for.
 #ifndef KERNELS_EXPERT_MLP_H_
 #define KERNELS_EXPERT_MLP_H_

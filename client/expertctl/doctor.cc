@@ -68,7 +68,7 @@ void CheckState(const client::HostReport& host, std::vector<Finding>* findings) 
     Add(Severity::kWarning, host.host, StrCat("its group is broken: ", host.group.reason()),
         "form the group again: expertctl up", findings);
   }
-  if (host.group.state() == v1::GROUP_STATE_DRAINING) {
+  if (host.info.draining()) {
     Add(Severity::kProblem, host.host, "draining: it takes no new group",
         "expertctl drain --resume", findings);
   }

@@ -25,7 +25,14 @@ absl::StatusOr<v1::LayerInfo> EnsureLayer(const std::string& layer_id,
   *create.mutable_config() = config;
   ASSIGN_OR_RETURN(std::vector<v1::CreateLayerResponse> created, driver->RunSame(create));
   v1::LayerInfo info = std::move(*created.front().mutable_layer());
-  if (info.weights_version() != 0 || info.state() == v1::LAYER_STATE_NEEDS_RESTORE) return info;
+  for (const v1::CreateLayerResponse& one : created) {
+    if (one.layer().state() != v1::LAYER_STATE_NEEDS_RESTORE) continue;
+    return Error(Reason::kLayerNeedsRestore)
+        .Text("layer ", layer_id, " cannot be used: ", one.layer().reason(),
+              "; delete it or start all daemons afresh")
+        .With("layer_id", layer_id);
+  }
+  if (info.weights_version() != 0) return info;
   v1::InitializeWeightsRequest initialize;
   initialize.set_layer_id(layer_id);
   initialize.set_seed(seed);

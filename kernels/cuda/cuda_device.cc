@@ -45,13 +45,6 @@ std::string FormatUuid(const cudaUUID_t& uuid) {
 
 }  // namespace
 
-int64_t CudaDevice::Count() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
-  cudaGetLastError();
-  return 0;
-}
-
 absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(int64_t ordinal) {
   int count = 0;
   const cudaError_t found = cudaGetDeviceCount(&count);
@@ -92,7 +85,6 @@ absl::Status CudaDevice::Open(int64_t ordinal) {
               facts_.compute_capability, ", this build's kernels need ", kCapability)
         .With("device", StrCat("cuda:", ordinal));
   }
-  sm_count_ = properties.multiProcessorCount;
   ASSIGN_OR_RETURN(stream_, CreateStream());
   ASSIGN_OR_RETURN(drained_, CreateEvent());
   for (Staging& staging : staging_) {
@@ -174,10 +166,10 @@ absl::Status CudaDevice::CopyToDevice(void* device, const void* host, int64_t by
     const auto size = static_cast<size_t>(std::min(kStagingBytes, bytes - done));
     RETURN_IF_ERROR(PollEvent(staging.free, &guards_));
     std::memcpy(staging.memory.get(), static_cast<const std::byte*>(host) + done, size);
-    RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(static_cast<std::byte*>(device) + done,
-                                               staging.memory.get(), size, cudaMemcpyHostToDevice,
-                                               stream()),
-                               "copying to the device"));
+    RETURN_IF_ERROR(
+        CudaStatus(cudaMemcpyAsync(static_cast<std::byte*>(device) + done, staging.memory.get(),
+                                   size, cudaMemcpyHostToDevice, stream()),
+                   "copying to the device"));
     RETURN_IF_ERROR(Record(staging.free, stream()));
   }
   return absl::OkStatus();
@@ -193,11 +185,11 @@ absl::Status CudaDevice::CopyToHost(void* host, const void* device, int64_t byte
   for (int64_t piece = 0; piece <= pieces; ++piece) {
     if (piece < pieces) {
       Staging& staging = staging_[piece % 2];
-      RETURN_IF_ERROR(CudaStatus(
-          cudaMemcpyAsync(staging.memory.get(),
-                          static_cast<const std::byte*>(device) + piece * kStagingBytes,
-                          size_of(piece), cudaMemcpyDeviceToHost, stream()),
-          "copying to the host"));
+      RETURN_IF_ERROR(
+          CudaStatus(cudaMemcpyAsync(staging.memory.get(),
+                                     static_cast<const std::byte*>(device) + piece * kStagingBytes,
+                                     size_of(piece), cudaMemcpyDeviceToHost, stream()),
+                     "copying to the host"));
       RETURN_IF_ERROR(Record(staging.free, stream()));
     }
     if (piece == 0) continue;
@@ -212,9 +204,9 @@ absl::Status CudaDevice::CopyToHost(void* host, const void* device, int64_t byte
 absl::Status CudaDevice::CopyOnDevice(void* to, const void* from, int64_t bytes) {
   if (bytes == 0) return absl::OkStatus();
   RETURN_IF_ERROR(MakeCurrent());
-  RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes),
-                                             cudaMemcpyDeviceToDevice, stream()),
-                             "copying on the device"));
+  RETURN_IF_ERROR(CudaStatus(
+      cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream()),
+      "copying on the device"));
   return Drain();
 }
 

@@ -2,8 +2,8 @@
 //
 // Everything the product does on the device is ordered on stream(): kernels return once they are
 // queued there, and the copies and Zero below wait for all that came before. CopyToDevice has taken
-// its bytes when it returns, and queued them. Blocks go back to the pool at once, for their next user
-// is queued behind the last one.
+// its bytes when it returns, and queued them. Blocks go back to the pool at once, for their next
+// user is queued behind the last one.
 #ifndef KERNELS_CUDA_CUDA_DEVICE_H_
 #define KERNELS_CUDA_CUDA_DEVICE_H_
 
@@ -27,8 +27,6 @@ class CudaDevice final : public Device {
  public:
   // Errors: BACKEND_UNSUPPORTED when there is no driver or no such GPU.
   static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(int64_t ordinal);
-  // GPUs that this process can use; 0 without a driver.
-  static int64_t Count();
   // REQUIRES: every buffer of this device is gone.
   ~CudaDevice() override;
   CudaDevice(const CudaDevice&) = delete;
@@ -42,13 +40,12 @@ class CudaDevice final : public Device {
   int64_t block_allocations() const override { return block_allocations_; }
 
   cudaStream_t stream() const { return stream_.get(); }
-  int64_t sm_count() const { return sm_count_; }
   // Makes this the calling thread's device: every entry point that talks to CUDA starts with it.
   absl::Status MakeCurrent() const;
   // Waits until everything queued so far has run, or the guard objects.
   absl::Status Drain();
-  // Guards are asked during every wait, so that no copy waits for a collective that cannot end. They
-  // must be removed before they die.
+  // Guards are asked during every wait, so that no copy waits for a collective that cannot end.
+  // They must be removed before they die.
   void AddGuard(WaitGuard* guard) { guards_.all.push_back(guard); }
   void RemoveGuard(WaitGuard* guard) { std::erase(guards_.all, guard); }
 
@@ -75,7 +72,6 @@ class CudaDevice final : public Device {
 
   // Destruction order: staging and stream first, then (in the destructor) the pool.
   DeviceFacts facts_;
-  int64_t sm_count_ = 0;
   int64_t block_allocations_ = 0;
   std::map<int64_t, std::vector<void*>> pool_;  // free blocks by block size
   Guards guards_;

@@ -57,17 +57,17 @@ absl::StatusOr<MatmulLayoutHandle> RowMajor(DType dtype, int64_t rows, int64_t c
 
 absl::StatusOr<MatmulDescHandle> MakeDesc(Transposed left, Transposed right) {
   MatmulDescHandle desc;
-  RETURN_IF_ERROR(CublasStatus(
-      cublasLtMatmulDescCreate(desc.receive(), CUBLAS_COMPUTE_32F, CUDA_R_32F),
-      "describing a matmul"));
+  RETURN_IF_ERROR(
+      CublasStatus(cublasLtMatmulDescCreate(desc.receive(), CUBLAS_COMPUTE_32F, CUDA_R_32F),
+                   "describing a matmul"));
   const cublasOperation_t a = right == Transposed::kYes ? CUBLAS_OP_T : CUBLAS_OP_N;
   const cublasOperation_t b = left == Transposed::kYes ? CUBLAS_OP_T : CUBLAS_OP_N;
-  RETURN_IF_ERROR(CublasStatus(cublasLtMatmulDescSetAttribute(
-                                   desc.get(), CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof(a)),
-                               "describing a matmul"));
-  RETURN_IF_ERROR(CublasStatus(cublasLtMatmulDescSetAttribute(
-                                   desc.get(), CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof(b)),
-                               "describing a matmul"));
+  RETURN_IF_ERROR(CublasStatus(
+      cublasLtMatmulDescSetAttribute(desc.get(), CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof(a)),
+      "describing a matmul"));
+  RETURN_IF_ERROR(CublasStatus(
+      cublasLtMatmulDescSetAttribute(desc.get(), CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof(b)),
+      "describing a matmul"));
   return desc;
 }
 

@@ -1,8 +1,8 @@
 // Matrix products by cuBLASLt: plans are chosen once per class of shapes and kept.
 //
 // All matrices are dense and row-major. Accumulation is in f32 and deterministic; f32 operands are
-// multiplied as f32 (no TF32). Called from the device thread; any number of streams may be in use, each
-// with a lane of its own: a lane is a workspace.
+// multiplied as f32 (no TF32). Called from the device thread; any number of streams may be in use,
+// each with a lane of its own: a lane is a workspace.
 #ifndef KERNELS_CUDA_MATMUL_H_
 #define KERNELS_CUDA_MATMUL_H_
 
@@ -46,12 +46,9 @@ class CublasMatmul {
   // Two users of lanes must not share an object.
   static absl::StatusOr<std::unique_ptr<CublasMatmul>> Create(CudaDevice& device, int64_t lanes);
 
-  // Queues the product on `stream`. Nothing is queued when m or n is 0, nor when k is 0 and the product
-  // is added. REQUIRES: k > 0 otherwise.
+  // Queues the product on `stream`. Nothing is queued when m or n is 0, nor when k is 0 and the
+  // product is added. REQUIRES: k > 0 otherwise.
   absl::Status Run(const MatmulArgs& args, int64_t lane, cudaStream_t stream);
-
-  // Plans chosen so far: a steady step leaves it unchanged.
-  int64_t plans() const { return static_cast<int64_t>(plans_.size()); }
 
  private:
   // What a plan depends on. Rows of data vary from step to step, so their number is rounded up.

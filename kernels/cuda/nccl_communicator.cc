@@ -53,16 +53,28 @@ absl::Status Late(const EpGroupConfig& config) {
       .With("rank", config.rank);
 }
 
-// Waits for what a non-blocking communicator does. `state` is what the call that started it returned.
-absl::Status Await(ncclResult_t state, ncclComm_t comm, const EpGroupConfig& config,
-                   SteadyTime deadline) {
-  while (state == ncclInProgress) {
+// What a non-blocking communicator is at; ncclInProgress while `comm` does not exist yet.
+ncclResult_t StateOf(ncclComm_t comm) {
+  if (comm == nullptr) return ncclInProgress;
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
+  return asked != ncclSuccess ? asked : state;
+}
+
+// Waits until `made`, which NCCL's own thread may store late, is ready to be used. `source` is the
+// communicator it is made from, or null.
+absl::Status AwaitReady(ncclComm_t* made, ncclComm_t source, const EpGroupConfig& config,
+                        SteadyTime deadline) {
+  while (true) {
+    const ncclComm_t comm = __atomic_load_n(made, __ATOMIC_ACQUIRE);
+    const ncclResult_t state = StateOf(comm);
+    const ncclResult_t before = source == nullptr ? ncclSuccess : StateOf(source);
+    RETURN_IF_ERROR(NcclStatus(before, "forming the NCCL communicator", source));
+    RETURN_IF_ERROR(NcclStatus(state, "forming the NCCL communicator", comm));
+    if (state == ncclSuccess && before == ncclSuccess) return absl::OkStatus();
     if (Clock::Real().Now() >= deadline) return Late(config);
     std::this_thread::sleep_for(kFormingNap);
-    const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
-    if (asked != ncclSuccess) state = asked;
   }
-  return NcclStatus(state, "forming the NCCL communicator", comm);
 }
 
 // One byte to and from every other rank.
@@ -120,10 +132,10 @@ absl::Status NcclCommunicator::Form(const EpGroupConfig& config, const EpBootstr
   ASSIGN_OR_RETURN(const ncclUniqueId id, AgreeOnId(config, bootstrap));
   ncclConfig_t nccl = NCCL_CONFIG_INITIALIZER;
   nccl.blocking = 0;
-  const ncclResult_t started =
-      ncclCommInitRankConfig(&parent_, static_cast<int>(config.world), id,
-                             static_cast<int>(config.rank), &nccl);
-  return Await(started, parent_, config, bootstrap.deadline);
+  const ncclResult_t started = ncclCommInitRankConfig(&parent_, static_cast<int>(config.world), id,
+                                                      static_cast<int>(config.rank), &nccl);
+  RETURN_IF_ERROR(NcclStatus(started, "forming the NCCL communicator", parent_));
+  return AwaitReady(&parent_, nullptr, config, bootstrap.deadline);
 }
 
 absl::Status NcclCommunicator::Split(const EpGroupConfig& config, SteadyTime deadline) {
@@ -133,7 +145,8 @@ absl::Status NcclCommunicator::Split(const EpGroupConfig& config, SteadyTime dea
   nccl.maxCTAs = nccl.minCTAs;
   const ncclResult_t started =
       ncclCommSplit(parent_, 0, static_cast<int>(config.rank), &comm_, &nccl);
-  return Await(started, parent_, config, deadline);
+  RETURN_IF_ERROR(NcclStatus(started, "splitting the NCCL communicator", parent_));
+  return AwaitReady(&comm_, parent_, config, deadline);
 }
 
 absl::Status NcclCommunicator::Connect(const EpGroupConfig& config, SteadyTime deadline,

@@ -1,11 +1,11 @@
 // One rank's NCCL communicator for sends and receives: formed, watched and aborted within bounds.
 //
-// Owned and called by the device thread. It is formed without blocking, against a deadline, and then
-// split into one that blocks: a non-blocking communicator starts a thread for every group of calls,
-// which cost 60 to 110 us of host time where a blocking one took 8 (NCCL 2.28.9, two H200). Blocking
-// calls only queue kernels, because the connections to all peers are made while forming; so nothing
-// but ncclSend and ncclRecv may be called on get(): collectives would connect on first use and wait
-// for peers without a bound.
+// Owned and called by the device thread. It is formed without blocking, against a deadline, and
+// then split into one that blocks: a non-blocking communicator starts a thread for every group of
+// calls, which cost 60 to 110 us of host time where a blocking one took 8 (NCCL 2.28.9, two H200).
+// Blocking calls only queue kernels, because the connections to all peers are made while forming;
+// so nothing but ncclSend and ncclRecv may be called on get(): collectives would connect on first
+// use and wait for peers without a bound.
 #ifndef KERNELS_CUDA_NCCL_COMMUNICATOR_H_
 #define KERNELS_CUDA_NCCL_COMMUNICATOR_H_
 
@@ -35,8 +35,8 @@ class NcclCommunicator {
   ncclComm_t get() const { return comm_; }
   // OK while nothing has gone wrong, also while work is in progress.
   absl::Status Health() const;
-  // Ends running kernels of this communicator and frees it. Bounded: a communicator that does not come
-  // back in time is left behind, with an ERROR line in the log.
+  // Ends running kernels of this communicator and frees it. Bounded: a communicator that does not
+  // come back in time is left behind, with an ERROR line in the log.
   void Abort();
 
  private:

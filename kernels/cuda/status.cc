@@ -56,8 +56,8 @@ absl::Status NcclStatus(ncclResult_t code, std::string_view what, ncclComm_t com
   const char* last = ncclGetLastError(comm);
   const bool peer = code == ncclRemoteError || code == ncclSystemError;
   return Error(peer ? Reason::kPeerLost : Reason::kInternal)
-      .Text(what, ": NCCL: ", ncclGetErrorString(code), last != nullptr && *last != '\0' ? ": " : "",
-            last != nullptr ? last : "")
+      .Text(what, ": NCCL: ", ncclGetErrorString(code),
+            last != nullptr && *last != '\0' ? ": " : "", last != nullptr ? last : "")
       .With("nccl_error", static_cast<int>(code));
 }
 

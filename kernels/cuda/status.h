@@ -1,8 +1,9 @@
 // Codes of CUDA, NCCL and cuBLAS as absl::Status: the only place where they become errors.
 //
 // Usage: RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(...), "copying tokens"));
-// A sticky CUDA error (the context is lost) becomes DEVICE_FAULT: the process must end. Running out of
-// device memory becomes MEMORY_BUDGET. Everything else becomes INTERNAL with the library's own words.
+// A sticky CUDA error (the context is lost) becomes DEVICE_FAULT: the process must end. Running out
+// of device memory becomes MEMORY_BUDGET. Everything else becomes INTERNAL with the library's own
+// words.
 #ifndef KERNELS_CUDA_STATUS_H_
 #define KERNELS_CUDA_STATUS_H_
 

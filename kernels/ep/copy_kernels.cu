@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(kRowThreads) ScatterKernel(ScatterParams p, in
 }
 
 template <typename T, int N>
-__global__ void __launch_bounds__(kRowThreads) ScaledScatterKernel(ScatterParams p, int64_t pieces) {
+__global__ void __launch_bounds__(kRowThreads)
+    ScaledScatterKernel(ScatterParams p, int64_t pieces) {
   using V = Pack<T, N>;
   const int64_t i = RowOfThread();
   if (i >= p.sources.rows + p.pad_rows) return;

@@ -1,13 +1,15 @@
 // EpBackend `nccl`: our kernels around grouped ncclSend and ncclRecv; any number of GPUs and nodes.
 //
 // A token travels once to each other rank that owns one of its experts, with a table of its slots
-// there (made in Prepare) and its route weights; the receiver spreads it. Sums go the other way: the
-// receiver adds a token's rows in f32, rounds once, sends one row; the owner adds the ranks' partials
-// in rank order. Rows between a rank and itself never leave their place. A world of 1 needs no NCCL.
+// there (made in Prepare) and its route weights; the receiver spreads it. Sums go the other way:
+// the receiver adds a token's rows in f32, rounds once, sends one row; the owner adds the ranks'
+// partials in rank order. Rows between a rank and itself never leave their place. A world of 1
+// needs no NCCL.
 //
-// Operations return once their kernels are queued on the device's stream; only Prepare waits, for the
-// counts. The host notices a peer's death, a deadline or Cancel in whatever wait comes next, for this
-// backend is a guard of the device's waits. After a failed wait the communicator is of no more use.
+// Operations return once their kernels are queued on the device's stream; only Prepare waits, for
+// the counts. The host notices a peer's death, a deadline or Cancel in whatever wait comes next,
+// for this backend is a guard of the device's waits. After a failed wait the communicator is of no
+// more use.
 #ifndef KERNELS_EP_NCCL_EP_H_
 #define KERNELS_EP_NCCL_EP_H_
 
@@ -47,9 +49,8 @@ class NcclEp final : public EpBackend, private WaitGuard {
   absl::Status DispatchBackward(const OpContext& context, const EpHandle& handle,
                                 ConstMatrix grad_recv_x, const float* grad_recv_w, Matrix grad_x,
                                 float* grad_topk_weights) override;
-  absl::Status CombineBackward(const OpContext& context, const EpHandle& handle,
-                               ConstMatrix grad_y, const float* slot_weights,
-                               Matrix grad_z) override;
+  absl::Status CombineBackward(const OpContext& context, const EpHandle& handle, ConstMatrix grad_y,
+                               const float* slot_weights, Matrix grad_z) override;
   absl::Status AllReduceSum(const OpContext& context, float* data, int64_t count) override;
   void Cancel(uint64_t sequence) override;
   void Abort() override;
@@ -87,22 +88,25 @@ class NcclEp final : public EpBackend, private WaitGuard {
   absl::Status Begin(const OpContext& context);
   // WaitGuard: may the host go on waiting for the stream?
   absl::Status Check() override;
-  // Cancelled, late or unhealthy; OK otherwise. Failing breaks a communicator of more than one rank.
+  // Cancelled, late or unhealthy; OK otherwise. Failing breaks a communicator of more than one
+  // rank.
   absl::Status CheckLimits();
   absl::Status Break(absl::Status why);
 
   // Prepare.
+  RouteShape ShapeOf(const PrepareArgs& args) const;
   absl::Status CheckPrepare(const PrepareArgs& args) const;
   absl::Status ExchangeRecords(const PrepareArgs& args, const absl::Status& own);
   absl::Status JudgeRecords(const PrepareArgs& args, const absl::Status& own);
   absl::Status OwnIdError(const PrepareArgs& args);
   const int32_t* RecordOf(int64_t rank) const { return records_ + rank * RecordInts(experts_); }
-  int64_t RecordInts(int64_t experts) const {
-    return kRecordHeader + experts + config_.world;
-  }
+  int64_t RecordInts(int64_t experts) const { return kRecordHeader + experts + config_.world; }
   absl::Status FillHandle(const PrepareArgs& args, const EpLayout& layout, NcclEpHandle& handle);
   void CountWireRows(const EpLayout& layout, NcclEpHandle& handle) const;
   absl::Status PlaceTables(NcclEpHandle& handle);
+  // Returns the number of ints written.
+  int64_t WriteLayout(const EpLayout& layout, const NcclEpHandle& handle);
+  bool DropsRoutes(const EpLayout& layout) const;
   absl::Status AssignRoutes(const PrepareArgs& args, const EpLayout& layout, NcclEpHandle& handle);
   absl::Status ExchangeTables(NcclEpHandle& handle);
 
@@ -129,7 +133,7 @@ class NcclEp final : public EpBackend, private WaitGuard {
   std::atomic<uint64_t> cancelled_{0};  // sequences up to here are
   bool aborted_ = false;
   bool broken_ = false;
-  OpContext context_;  // of the operation whose work was queued last
+  OpContext context_;          // of the operation whose work was queued last
   bool wire_running_ = false;  // NCCL work was queued and not yet seen to be done
   EventHandle wire_done_;
   EventHandle records_ready_;
@@ -137,8 +141,8 @@ class NcclEp final : public EpBackend, private WaitGuard {
   // Scratch of one operation; grows only.
   int64_t experts_ = 0;  // of the Prepare in progress
   Scratch tile_counts_;
-  Scratch record_;      // own record, then the records of all ranks
-  Scratch layout_;      // what LaunchAssign reads
+  Scratch record_;  // own record, then the records of all ranks
+  Scratch layout_;  // what LaunchAssign reads
   Scratch send_rows_;
   Scratch recv_rows_;
   Scratch send_values_;

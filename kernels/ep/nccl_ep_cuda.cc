@@ -36,8 +36,7 @@ absl::Status CheckConfig(const EpGroupConfig& config) {
 
 }  // namespace
 
-NcclEp::NcclEp(const EpGroupConfig& config, CudaDevice& device)
-    : config_(config), device_(device) {
+NcclEp::NcclEp(const EpGroupConfig& config, CudaDevice& device) : config_(config), device_(device) {
   capabilities_.name = "nccl";
   capabilities_.survives_cancel = config.world == 1;
   capabilities_.multi_process = true;
@@ -120,10 +119,10 @@ absl::Status NcclEp::Check() {
 
 absl::Status NcclEp::CheckLimits() {
   if (cancelled_.load() > context_.sequence) {
-    return Break(Error(Reason::kCancelled)
-                     .Text("rank ", config_.rank, ": sequence ", context_.sequence,
-                           " was cancelled")
-                     .With("sequence", context_.sequence));
+    return Break(
+        Error(Reason::kCancelled)
+            .Text("rank ", config_.rank, ": sequence ", context_.sequence, " was cancelled")
+            .With("sequence", context_.sequence));
   }
   if (Clock::Real().Now() < context_.deadline) return absl::OkStatus();
   return Break(Error(Reason::kStepTimeout)
@@ -186,9 +185,9 @@ absl::Status NcclEp::Exchange(const WireRows& out, const WireRows& in,
 absl::Status NcclEp::GatherFromAll(const void* own, int64_t bytes, void* all) {
   const auto size = static_cast<size_t>(bytes);
   const auto part = [&](int64_t rank) { return static_cast<std::byte*>(all) + rank * bytes; };
-  RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(part(config_.rank), own, size,
-                                             cudaMemcpyDeviceToDevice, device_.stream()),
-                             "gathering"));
+  RETURN_IF_ERROR(CudaStatus(
+      cudaMemcpyAsync(part(config_.rank), own, size, cudaMemcpyDeviceToDevice, device_.stream()),
+      "gathering"));
   return Group("gathering", [&] {
     ncclResult_t result = ncclSuccess;
     for (int64_t peer = 0; peer < config_.world && result == ncclSuccess; ++peer) {
@@ -208,9 +207,9 @@ absl::Status NcclEp::AllReduceSum(const OpContext& context, float* data, int64_t
   const int64_t bytes = count * int64_t{sizeof(float)};
   RETURN_IF_ERROR(gathered_.Reserve(device_, config_.world * bytes));
   RETURN_IF_ERROR(GatherFromAll(data, bytes, gathered_.data()));
-  return CudaStatus(LaunchOrderedSum(gathered_.as<float>(), config_.world, count, data,
-                                     device_.stream()),
-                    "adding in rank order");
+  return CudaStatus(
+      LaunchOrderedSum(gathered_.as<float>(), config_.world, count, data, device_.stream()),
+      "adding in rank order");
 }
 
 }  // namespace expertd

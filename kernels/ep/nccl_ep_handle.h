@@ -46,7 +46,7 @@ class NcclEpHandle final : public EpHandle {
   int64_t own_rows = 0;   // tokens with a route to this rank itself
   int64_t own_begin = 0;  // their place in recv_slots
   int64_t pad_rows = 0;
-  DeviceBuffer memory;     // what follows points into it
+  DeviceBuffer memory;  // what follows points into it
   RouteTables tables;
   int32_t* own_slots = nullptr;   // this rank's part of recv_slots
   int32_t* wire_begin = nullptr;  // [world] out.begin, -1 where nothing travels

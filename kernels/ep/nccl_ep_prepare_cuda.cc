@@ -1,4 +1,4 @@
-// NcclEp's Prepare: validation, exchange of counts, layout, slots and wire tables.
+// NcclEp's Prepare: validation, exchange of counts, what all ranks conclude from them.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -14,15 +14,6 @@ namespace expertd {
 namespace {
 
 constexpr int64_t kInt = sizeof(int32_t);
-
-RouteShape ShapeOf(const PrepareArgs& args, int64_t world) {
-  return {.ids = args.routing.ids,
-          .wide_ids = args.routing.ids_dtype == DType::kI64,
-          .tokens = args.routing.tokens,
-          .top_k = args.routing.top_k,
-          .experts = args.expert_count,
-          .world = world};
-}
 
 int32_t Narrow(int64_t value) { return static_cast<int32_t>(value); }
 
@@ -50,6 +41,15 @@ absl::Status PeerRejected(int64_t rank, const int32_t* record) {
 }
 
 }  // namespace
+
+RouteShape NcclEp::ShapeOf(const PrepareArgs& args) const {
+  return {.ids = args.routing.ids,
+          .wide_ids = args.routing.ids_dtype == DType::kI64,
+          .tokens = args.routing.tokens,
+          .top_k = args.routing.top_k,
+          .experts = args.expert_count,
+          .world = config_.world};
+}
 
 absl::Status NcclEp::CheckPrepare(const PrepareArgs& args) const {
   const RoutingView& routing = args.routing;
@@ -79,7 +79,7 @@ absl::Status NcclEp::CheckPrepare(const PrepareArgs& args) const {
 
 // Counts on the device, all ranks' records to the host: the one wait of a step's communication.
 absl::Status NcclEp::ExchangeRecords(const PrepareArgs& args, const absl::Status& own) {
-  RouteShape shape = ShapeOf(args, config_.world);
+  RouteShape shape = ShapeOf(args);
   if (!own.ok()) shape.tokens = 0;
   experts_ = args.expert_count;
   const int64_t tiles = RouteTiles(shape.tokens);
@@ -90,8 +90,7 @@ absl::Status NcclEp::ExchangeRecords(const PrepareArgs& args, const absl::Status
   auto* bad = counts + shape.columns() * tiles;
   auto* all = record_.as<int32_t>();
   auto* mine = config_.world == 1 ? all : all + config_.world * record_ints;
-  RETURN_IF_ERROR(CudaStatus(LaunchCount(shape, counts, bad, device_.stream()),
-                             "counting routes"));
+  RETURN_IF_ERROR(CudaStatus(LaunchCount(shape, counts, bad, device_.stream()), "counting routes"));
   ScanParams scan;
   scan.tiles = tiles;
   scan.columns = shape.columns();
@@ -155,8 +154,8 @@ absl::StatusOr<std::unique_ptr<EpHandle>> NcclEp::Prepare(const OpContext& conte
       args.expert_count > config_.max_experts) {
     // The same value on every rank, so all of them stop here.
     return Error(Reason::kShardingMismatch)
-        .Text("experts: got ", args.expert_count, ", need a multiple of ", config_.world,
-              " up to ", config_.max_experts);
+        .Text("experts: got ", args.expert_count, ", need a multiple of ", config_.world, " up to ",
+              config_.max_experts);
   }
   const absl::Status own = CheckPrepare(args);
   RETURN_IF_ERROR(ExchangeRecords(args, own));
@@ -167,149 +166,15 @@ absl::StatusOr<std::unique_ptr<EpHandle>> NcclEp::Prepare(const OpContext& conte
     const int32_t* first = RecordOf(rank) + kRecordHeader;
     counts.insert(counts.end(), first, first + experts_);
   }
-  ASSIGN_OR_RETURN(const EpLayout layout,
-                   EpLayout::Create({.world = config_.world,
-                                     .experts = args.expert_count,
-                                     .alignment = args.alignment,
-                                     .capacity = config_.max_recv_rows,
-                                     .policy = config_.capacity_policy},
-                                    counts));
+  ASSIGN_OR_RETURN(const EpLayout layout, EpLayout::Create({.world = config_.world,
+                                                            .experts = args.expert_count,
+                                                            .alignment = args.alignment,
+                                                            .capacity = config_.max_recv_rows,
+                                                            .policy = config_.capacity_policy},
+                                                           counts));
   auto handle = std::make_unique<NcclEpHandle>();
   RETURN_IF_ERROR(FillHandle(args, layout, *handle));
   return std::unique_ptr<EpHandle>(std::move(handle));
-}
-
-absl::Status NcclEp::FillHandle(const PrepareArgs& args, const EpLayout& layout,
-                                NcclEpHandle& handle) {
-  handle.recv_counts = layout.CountsOf(config_.rank);
-  handle.token_count = args.routing.tokens;
-  handle.routes_per_token = args.routing.top_k;
-  handle.row_alignment = args.alignment;
-  handle.pad_rows = handle.recv_counts.total;
-  for (int64_t routes : handle.recv_counts.tokens_per_expert) handle.pad_rows -= routes;
-  CountWireRows(layout, handle);
-  RETURN_IF_ERROR(PlaceTables(handle));
-  RETURN_IF_ERROR(AssignRoutes(args, layout, handle));
-  return ExchangeTables(handle);
-}
-
-// A token whose routes to a rank were all dropped may still travel there, for which tokens those are
-// only their rank knows; but nothing travels to a rank that keeps none of this rank's routes.
-void NcclEp::CountWireRows(const EpLayout& layout, NcclEpHandle& handle) const {
-  const auto rows_between = [&](int64_t source, int64_t target) -> int64_t {
-    if (source != target && layout.KeptBetween(source, target) == 0) return 0;
-    return RecordOf(source)[kRecordHeader + experts_ + target];
-  };
-  const auto add = [&](WireRows& wire, int64_t rank, int64_t rows) {
-    wire.rows.push_back(rows);
-    wire.begin.push_back(wire.total);
-    if (rank != config_.rank) wire.total += rows;
-  };
-  for (int64_t rank = 0; rank < config_.world; ++rank) {
-    add(handle.out, rank, rows_between(config_.rank, rank));
-    add(handle.in, rank, rows_between(rank, config_.rank));
-  }
-  handle.own_rows = handle.in.rows[static_cast<size_t>(config_.rank)];
-  handle.own_begin = handle.in.begin[static_cast<size_t>(config_.rank)];
-}
-
-// One block of device memory for all tables, filled with -1.
-absl::Status NcclEp::PlaceTables(NcclEpHandle& handle) {
-  const int64_t top_k = handle.routes_per_token;
-  RouteTables& tables = handle.tables;
-  const std::pair<int32_t**, int64_t> parts[] = {
-      {&tables.route_owner, handle.token_count * top_k},
-      {&tables.row_of, handle.token_count * config_.world},
-      {&tables.wire_tokens, handle.out.total},
-      {&tables.wire_slots, handle.out.total * top_k},
-      {&tables.own_tokens, handle.own_rows},
-      {&tables.recv_slots, (handle.in.total + handle.own_rows) * top_k},
-      {&tables.pad_slots, handle.pad_rows},
-      {&handle.wire_begin, config_.world},
-  };
-  constexpr int64_t kStep = 64;  // ints; keeps every table 256-byte aligned
-  int64_t ints = 0;
-  for (const auto& [table, size] : parts) ints += (size + kStep - 1) / kStep * kStep;
-  ASSIGN_OR_RETURN(handle.memory, device_.Allocate(ints * kInt));
-  auto* next = handle.memory.as<int32_t>();
-  for (const auto& [table, size] : parts) {
-    *table = next;
-    next += (size + kStep - 1) / kStep * kStep;
-  }
-  handle.own_slots = tables.recv_slots + handle.own_begin * top_k;
-  return CudaStatus(cudaMemsetAsync(handle.memory.data(), 0xFF, static_cast<size_t>(ints * kInt),
-                                    device_.stream()),
-                    "clearing routing tables");
-}
-
-absl::Status NcclEp::AssignRoutes(const PrepareArgs& args, const EpLayout& layout,
-                                  NcclEpHandle& handle) {
-  const int64_t local = layout.local_experts();
-  const int64_t ints = 2 * experts_ + config_.world + 2 * local + 1;
-  RETURN_IF_ERROR(layout_.Reserve(device_, ints * kInt));
-  // The last user of the pinned block was done before this Prepare read its counts.
-  auto* host = static_cast<int32_t*>(pinned_layout_.get());
-  int64_t at = 0;
-  bool drops = false;
-  const auto put = [&](int64_t value) { host[at++] = Narrow(value); };
-  const int32_t* routes = RecordOf(config_.rank) + kRecordHeader;
-  for (int64_t e = 0; e < experts_; ++e) put(layout.FirstSlot(config_.rank, e));
-  for (int64_t e = 0; e < experts_; ++e) {
-    put(layout.Kept(config_.rank, e));
-    drops = drops || layout.Kept(config_.rank, e) < routes[e];
-  }
-  for (size_t rank = 0; rank < handle.out.rows.size(); ++rank) {
-    put(handle.out.rows[rank] > 0 ? handle.out.begin[rank] : -1);
-  }
-  const RecvCounts& counts = handle.recv_counts;
-  int64_t pads = 0;
-  for (int64_t j = 0; j < local; ++j) {
-    put(layout.Base(config_.rank * local + j) + counts.tokens_per_expert[static_cast<size_t>(j)]);
-  }
-  for (int64_t j = 0; j < local; ++j) {
-    put(pads);
-    pads += counts.padded_per_expert[static_cast<size_t>(j)] -
-            counts.tokens_per_expert[static_cast<size_t>(j)];
-  }
-  put(pads);
-  auto* device = layout_.as<int32_t>();
-  RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(device, host, static_cast<size_t>(ints * kInt),
-                                             cudaMemcpyHostToDevice, device_.stream()),
-                             "sending the layout"));
-  const int64_t routes_total = handle.token_count * handle.routes_per_token;
-  if (drops) RETURN_IF_ERROR(dropped_.Reserve(device_, routes_total));
-  AssignParams assign;
-  assign.shape = ShapeOf(args, config_.world);
-  assign.rank = config_.rank;
-  assign.counts = tile_counts_.as<int32_t>();
-  assign.first_slot = device;
-  assign.kept = device + experts_;
-  assign.wire_begin = device + 2 * experts_;
-  assign.pad_begin = assign.wire_begin + config_.world;
-  assign.pad_sums = assign.pad_begin + local;
-  assign.own_slots = handle.own_slots;
-  assign.tables = handle.tables;
-  assign.dropped = drops ? dropped_.as<uint8_t>() : nullptr;
-  RETURN_IF_ERROR(CudaStatus(LaunchAssign(assign, device_.stream()), "assigning slots"));
-  RETURN_IF_ERROR(CudaStatus(
-      cudaMemcpyAsync(handle.wire_begin, assign.wire_begin,
-                      static_cast<size_t>(config_.world * kInt), cudaMemcpyDeviceToDevice,
-                      device_.stream()),
-      "keeping the layout"));
-  if (!drops) return absl::OkStatus();
-  handle.dropped.resize(static_cast<size_t>(routes_total));
-  return device_.CopyToHost(handle.dropped.data(), dropped_.data(), routes_total);
-}
-
-// Each rank tells the others which slots its rows go to.
-absl::Status NcclEp::ExchangeTables(NcclEpHandle& handle) {
-  const int64_t row_bytes = handle.routes_per_token * kInt;
-  WireRows in = handle.in;  // as laid out in recv_slots: with the own rows
-  for (size_t rank = static_cast<size_t>(config_.rank) + 1; rank < in.begin.size(); ++rank) {
-    in.begin[rank] += handle.own_rows;
-  }
-  const WirePart part = {handle.tables.wire_slots, handle.tables.recv_slots, row_bytes};
-  return Exchange(handle.out, in, std::span(&part, 1));
 }
 
 }  // namespace expertd

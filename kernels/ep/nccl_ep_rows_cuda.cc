@@ -53,15 +53,12 @@ absl::Status NcclEp::CheckValues(const NcclEpHandle& handle, const float* route_
 absl::Status NcclEp::Dispatch(const OpContext& context, const EpHandle& handle, ConstMatrix x,
                               const float* topk_weights, Matrix recv_x, float* recv_w) {
   RETURN_IF_ERROR(Begin(context));
-  return Scatter(Cast(handle), {.rows = x,
-                                .route_values = topk_weights,
-                                .slots = recv_x,
-                                .slot_values = recv_w});
+  return Scatter(Cast(handle),
+                 {.rows = x, .route_values = topk_weights, .slots = recv_x, .slot_values = recv_w});
 }
 
 absl::Status NcclEp::CombineBackward(const OpContext& context, const EpHandle& handle,
-                                     ConstMatrix grad_y, const float* slot_weights,
-                                     Matrix grad_z) {
+                                     ConstMatrix grad_y, const float* slot_weights, Matrix grad_z) {
   RETURN_IF_ERROR(Begin(context));
   return Scatter(Cast(handle), {.rows = grad_y, .slots = grad_z, .slot_factors = slot_weights});
 }
@@ -108,8 +105,7 @@ absl::Status NcclEp::Scatter(const NcclEpHandle& handle, const ScatterArgs& args
                              "packing rows"));
   const WirePart parts[] = {{send_rows_.data(), recv_rows_.data(), row_bytes},
                             {send_values_.data(), recv_values_.data(), value_bytes}};
-  RETURN_IF_ERROR(
-      Exchange(handle.out, handle.in, std::span(parts).first(with_values ? 2 : 1)));
+  RETURN_IF_ERROR(Exchange(handle.out, handle.in, std::span(parts).first(with_values ? 2 : 1)));
   return CudaStatus(LaunchScatter({.sources = handle.sources(),
                                    .cols = args.rows.cols,
                                    .dtype = args.rows.dtype,
@@ -152,8 +148,7 @@ absl::Status NcclEp::Gather(const NcclEpHandle& handle, const GatherArgs& args) 
                              "adding rows for other ranks"));
   const WirePart parts[] = {{send_rows_.data(), recv_rows_.data(), row_bytes},
                             {send_values_.data(), recv_values_.data(), value_bytes}};
-  RETURN_IF_ERROR(
-      Exchange(handle.in, handle.out, std::span(parts).first(with_values ? 2 : 1)));
+  RETURN_IF_ERROR(Exchange(handle.in, handle.out, std::span(parts).first(with_values ? 2 : 1)));
   return CudaStatus(LaunchFinal({.tokens = handle.token_count,
                                  .top_k = handle.routes_per_token,
                                  .cols = args.rows.cols,

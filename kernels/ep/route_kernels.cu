@@ -25,8 +25,8 @@ __device__ int64_t SecondTime(const RouteShape& shape, int64_t first, int64_t id
   return first;
 }
 
-// Sets the bits of this block's tile: rows [0, E) by expert, [E, E + R) by rank. Returns the first bad
-// route that this thread found.
+// Sets the bits of this block's tile: rows [0, E) by expert, [E, E + R) by rank. Returns the first
+// bad route that this thread found.
 __device__ int32_t MarkTile(const RouteShape& shape, uint32_t* bits) {
   for (int i = threadIdx.x; i < shape.columns() * kWords; i += kThreads) bits[i] = 0;
   __syncthreads();

@@ -1,9 +1,10 @@
 // Launchers of the routing kernels: count and validate ids, scan, assign slots and wire rows.
 //
-// Called by nccl_ep, in this order on one stream: LaunchCount, LaunchScan, (exchange of the records,
-// layout on the host), LaunchAssign. Tokens are cut into tiles of kRouteTile; a block holds one bit
-// per (expert, token) of its tile, so that every position is a count of bits: the order is source
-// rank, then token, whatever the hardware does first. No allocation, no synchronisation.
+// Called by nccl_ep, in this order on one stream: LaunchCount, LaunchScan, (exchange of the
+// records, layout on the host), LaunchAssign. Tokens are cut into tiles of kRouteTile; a block
+// holds one bit per (expert, token) of its tile, so that every position is a count of bits: the
+// order is source rank, then token, whatever the hardware does first. No allocation, no
+// synchronisation.
 #ifndef KERNELS_EP_ROUTE_KERNELS_H_
 #define KERNELS_EP_ROUTE_KERNELS_H_
 

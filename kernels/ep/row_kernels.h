@@ -1,8 +1,8 @@
 // Launchers that move and sum rows between tokens, wire buffers and slots.
 //
-// Called by nccl_ep. "Wire" buffers hold the rows that travel, as RouteTables describes them. Rows are
-// copied in the widest pieces that their size and addresses allow. Offsets are 64-bit. Sums are in
-// f32, in order of k. No allocation, no synchronisation. A launch without rows does nothing.
+// Called by nccl_ep. "Wire" buffers hold the rows that travel, as RouteTables describes them. Rows
+// are copied in the widest pieces that their size and addresses allow. Offsets are 64-bit. Sums are
+// in f32, in order of k. No allocation, no synchronisation. A launch without rows does nothing.
 #ifndef KERNELS_EP_ROW_KERNELS_H_
 #define KERNELS_EP_ROW_KERNELS_H_
 

@@ -1,4 +1,5 @@
-// Launch shape of the row kernels: threadIdx.x runs along a row, threadIdx.y picks one of a block's.
+// Launch shape of the row kernels: threadIdx.x runs along a row, threadIdx.y picks one of a
+// block's.
 #ifndef KERNELS_EP_ROW_SHAPE_CUH_
 #define KERNELS_EP_ROW_SHAPE_CUH_
 

@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(kRowThreads) FinalKernel(FinalParams p, int64_
       const int64_t row = rows[r];
       if (row < 0) continue;
       if (r == p.rank) {
-        const Sum<N> own = SumSlots<T, N>(p.slots, p.factors, p.own_slots + row * p.top_k, p.top_k,
-                                          pieces, c);
+        const Sum<N> own =
+            SumSlots<T, N>(p.slots, p.factors, p.own_slots + row * p.top_k, p.top_k, pieces, c);
         if (own.any) sum.Add(own.value);
       } else {
         float wide[N];
@@ -161,8 +161,8 @@ cudaError_t LaunchOrderedSum(const float* gathered, int64_t world, int64_t count
                              cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
   constexpr int kThreads = 256;
-  OrderedSumKernel<<<static_cast<unsigned>((count + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
-      gathered, world, count, out);
+  OrderedSumKernel<<<static_cast<unsigned>((count + kThreads - 1) / kThreads), kThreads, 0,
+                     stream>>>(gathered, world, count, out);
   return cudaGetLastError();
 }
 

@@ -80,7 +80,8 @@ __device__ __forceinline__ Pack<float, N> Source(const ActivateParams& p, const 
 }
 
 template <typename T, typename Operand, Activation kind, int N>
-__global__ void __launch_bounds__(kThreads) ActivateKernel(const __grid_constant__ ActivateParams p) {
+__global__ void __launch_bounds__(kThreads)
+    ActivateKernel(const __grid_constant__ ActivateParams p) {
   const Row row = RowOfBlock(p.runs);
   const int64_t column = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * N;
   if (!row.valid || column >= p.inner) return;

@@ -1,9 +1,9 @@
 // The `cublaslt` expert MLP: one matrix product per expert that has rows, on a few streams.
 //
 // Rows go through in waves of bounded size: all first products of a wave, one kernel over all its
-// rows, all second products. Products of a wave are dealt to lanes, streams that start after all that
-// the device's stream holds and that it waits for. Products put their f32 sums into scratch, from
-// where our kernels make what is stored: u is computed from f32 accumulators and everything is
+// rows, all second products. Products of a wave are dealt to lanes, streams that start after all
+// that the device's stream holds and that it waits for. Products put their f32 sums into scratch,
+// from where our kernels make what is stored: u is computed from f32 accumulators and everything is
 // rounded once. Where token and weight dtypes differ, both are widened to f32 and multiplied so.
 #ifndef KERNELS_MLP_CUBLASLT_MLP_H_
 #define KERNELS_MLP_CUBLASLT_MLP_H_

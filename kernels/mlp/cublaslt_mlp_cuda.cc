@@ -10,7 +10,7 @@ namespace expertd {
 namespace {
 
 constexpr int64_t kFloat = sizeof(float);
-constexpr int64_t kLanes = 2;
+constexpr int64_t kLanes = 3;
 // f32 sums of a wave at most.
 constexpr int64_t kWaveBytes = int64_t{2} << 30;
 
@@ -118,9 +118,9 @@ absl::StatusOr<const void*> CublasLtMlp::Operand(const void* matrix, const Run& 
   const void* rows = RowsAt(matrix, run, cols);
   if (OperandDType() == config_.token_dtype) return rows;
   float* wide = scratch.as<float>() + run.scratch * cols;
-  RETURN_IF_ERROR(CudaStatus(
-      LaunchWiden(config_.token_dtype, rows, run.rows * cols, wide, StreamOf(run)),
-      "widening rows"));
+  RETURN_IF_ERROR(
+      CudaStatus(LaunchWiden(config_.token_dtype, rows, run.rows * cols, wide, StreamOf(run)),
+                 "widening rows"));
   return static_cast<const void*>(wide);
 }
 

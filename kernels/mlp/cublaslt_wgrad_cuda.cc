@@ -58,14 +58,14 @@ absl::Status CublasLtMlp::BiasGradients(const MlpWgradArgs& args, const Run& run
   const int64_t hidden = config_.hidden;
   const int64_t inner = config_.intermediate;
   if (config_.gate_up_bias) {
-    RETURN_IF_ERROR(CudaStatus(
-        LaunchColumnSums({.rows = run.rows,
-                          .cols = 2 * inner,
-                          .token = config_.token_dtype,
-                          .matrix = RowsAt(args.grad_h, run, 2 * inner),
-                          .sums = args.gradients.gate_up_bias + run.expert * 2 * inner},
-                         StreamOf(run)),
-        "bias gradient"));
+    RETURN_IF_ERROR(
+        CudaStatus(LaunchColumnSums({.rows = run.rows,
+                                     .cols = 2 * inner,
+                                     .token = config_.token_dtype,
+                                     .matrix = RowsAt(args.grad_h, run, 2 * inner),
+                                     .sums = args.gradients.gate_up_bias + run.expert * 2 * inner},
+                                    StreamOf(run)),
+                   "bias gradient"));
   }
   if (!config_.down_bias) return absl::OkStatus();
   return CudaStatus(

@@ -1,8 +1,8 @@
 // Launchers of the element-wise kernels between the expert MLP's matrix products.
 //
-// Called by cublaslt_mlp. Arithmetic in f32, rounded once to the token dtype. `operand` is the dtype
-// that the matrix products read: the token dtype or f32 (holding values already rounded to the token
-// dtype). No synchronisation. A launch without rows does nothing.
+// Called by cublaslt_mlp. Arithmetic in f32, rounded once to the token dtype. `operand` is the
+// dtype that the matrix products read: the token dtype or f32 (holding values already rounded to
+// the token dtype). No synchronisation. A launch without rows does nothing.
 #ifndef KERNELS_MLP_MLP_KERNELS_H_
 #define KERNELS_MLP_MLP_KERNELS_H_
 
@@ -14,8 +14,8 @@
 
 namespace expertd {
 
-// Runs of data rows, each of one expert; passed by value. Matrices of the layer have a run's rows from
-// `begin` on, scratch matrices from `scratch` on.
+// Runs of data rows, each of one expert; passed by value. Matrices of the layer have a run's rows
+// from `begin` on, scratch matrices from `scratch` on.
 inline constexpr int kMostRuns = 64;
 struct RowRuns {
   int count = 0;
@@ -59,7 +59,8 @@ struct ActivateGradParams {
 };
 cudaError_t LaunchActivateGrad(const ActivateGradParams& params, cudaStream_t stream);
 
-// out = round(sums + factor * bias), [rows, cols]; bias [cols] or null; factors [rows] or null for 1.
+// out = round(sums + factor * bias), [rows, cols]; bias [cols] or null; factors [rows] or null
+// for 1.
 struct RoundRowsParams {
   int64_t rows = 0;
   int64_t cols = 0;

@@ -35,9 +35,9 @@ class CudaOptim final : public OptimKernels {
   absl::StatusOr<GradientFacts> Inspect(const float* gradient, int64_t count) override {
     RETURN_IF_ERROR(device_.MakeCurrent());
     RETURN_IF_ERROR(results_.Reserve(device_, InspectBytes()));
-    RETURN_IF_ERROR(CudaStatus(
-        LaunchInspect(gradient, count, results_.as<InspectResult>(), device_.stream()),
-        "inspecting gradients"));
+    RETURN_IF_ERROR(
+        CudaStatus(LaunchInspect(gradient, count, results_.as<InspectResult>(), device_.stream()),
+                   "inspecting gradients"));
     InspectResult result;
     RETURN_IF_ERROR(device_.CopyToHost(&result, results_.data(), sizeof(result)));
     return GradientFacts{.sum_of_squares = result.sum_of_squares, .finite = result.special == 0};

@@ -12,9 +12,9 @@
 
 namespace expertd {
 
-// Uniform in [-bound, bound) from counter-based Philox4x32-10: element i of a parameter depends only
-// on (seed, layer_key, parameter_key, first_index + i), so any sharding and any device give the same
-// bits. The integer is mapped to f32 without library calls.
+// Uniform in [-bound, bound) from counter-based Philox4x32-10: element i of a parameter depends
+// only on (seed, layer_key, parameter_key, first_index + i), so any sharding and any device give
+// the same bits. The integer is mapped to f32 without library calls.
 struct InitArgs {
   uint64_t seed = 0;
   uint64_t layer_key = 0;      // fingerprint of the layer id

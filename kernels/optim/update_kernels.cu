@@ -25,8 +25,7 @@ __global__ void __launch_bounds__(kThreads) InitUniformKernel(InitUniformParams 
   const uint64_t block = p.first_index / 4 + static_cast<uint64_t>(Index());
   const uint64_t end = p.first_index + static_cast<uint64_t>(p.count);
   if (block * 4 >= end) return;
-  const PhiloxBlock words =
-      StreamBlock(StreamKey(p.seed, p.layer_key, p.parameter_key), block);
+  const PhiloxBlock words = StreamBlock(StreamKey(p.seed, p.layer_key, p.parameter_key), block);
   const float unit = UniformUnit(p.bound);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -92,8 +91,8 @@ __global__ void __launch_bounds__(kThreads) AdamWKernel(AdamWParams p) {
   const float weight = p.weight[i];
   const float g = __fmul_rn(p.gradient_scale, p.gradient[i]);
   const float m = __fadd_rn(__fmul_rn(p.beta1, p.first[i]), __fmul_rn(p.one_minus_beta1, g));
-  const float v = __fadd_rn(__fmul_rn(p.beta2, p.second[i]),
-                            __fmul_rn(p.one_minus_beta2, __fmul_rn(g, g)));
+  const float v =
+      __fadd_rn(__fmul_rn(p.beta2, p.second[i]), __fmul_rn(p.one_minus_beta2, __fmul_rn(g, g)));
   p.first[i] = m;
   p.second[i] = v;
   const float denominator = __fadd_rn(__fsqrt_rn(__fmul_rn(v, p.second_correction)), p.epsilon);
@@ -110,7 +109,9 @@ __global__ void __launch_bounds__(kThreads) RoundKernel(const float* from, int64
 
 }  // namespace
 
-int64_t InspectBytes() { return (1 + kInspectBlocks) * static_cast<int64_t>(sizeof(InspectResult)); }
+int64_t InspectBytes() {
+  return (1 + kInspectBlocks) * static_cast<int64_t>(sizeof(InspectResult));
+}
 
 cudaError_t LaunchInitUniform(const InitUniformParams& p, cudaStream_t stream) {
   if (p.count == 0) return cudaSuccess;

@@ -1,7 +1,7 @@
 // Launchers of the parameter kernels; formulas in optim_kernels.h.
 //
-// Called by optim_cuda. Every operation is rounded on its own (no fused multiply-add), as on the CPU.
-// No synchronisation. A launch with count 0 does nothing.
+// Called by optim_cuda. Every operation is rounded on its own (no fused multiply-add), as on the
+// CPU. No synchronisation. A launch with count 0 does nothing.
 #ifndef KERNELS_OPTIM_UPDATE_KERNELS_H_
 #define KERNELS_OPTIM_UPDATE_KERNELS_H_
 

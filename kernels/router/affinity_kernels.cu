@@ -72,7 +72,8 @@ __global__ void __launch_bounds__(kWarp) AffinityBackwardKernel(AffinityParams p
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) AddToKernel(const float* extra, int64_t count, T* grad) {
+__global__ void __launch_bounds__(kThreads)
+    AddToKernel(const float* extra, int64_t count, T* grad) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i < count) grad[i] = FromFloat<T>(ToFloat(grad[i]) + extra[i]);
 }
@@ -94,8 +95,8 @@ cudaError_t RaiseShared(void (*kernel)(AffinityParams), size_t bytes) {
 }  // namespace
 
 int64_t AffinityScratchBytes(int64_t experts) {
-  return experts * (kShares * static_cast<int64_t>(sizeof(double)) +
-                    static_cast<int64_t>(sizeof(int32_t)));
+  return experts *
+         (kShares * static_cast<int64_t>(sizeof(double)) + static_cast<int64_t>(sizeof(int32_t)));
 }
 
 cudaError_t LaunchAffinity(const AffinityParams& p, cudaStream_t stream) {
@@ -103,8 +104,8 @@ cudaError_t LaunchAffinity(const AffinityParams& p, cudaStream_t stream) {
   const size_t shared = TokenWarpBytes(p.config);
   const cudaError_t raised = RaiseShared(AffinityKernel, shared);
   if (raised != cudaSuccess) return raised;
-  const cudaError_t cleared = cudaMemsetAsync(CountsOf(p.scratch, experts), 0,
-                                              static_cast<size_t>(experts) * sizeof(int32_t), stream);
+  const cudaError_t cleared = cudaMemsetAsync(
+      CountsOf(p.scratch, experts), 0, static_cast<size_t>(experts) * sizeof(int32_t), stream);
   if (cleared != cudaSuccess) return cleared;
   AffinityKernel<<<kShares, kWarp, shared, stream>>>(p);
   const int64_t routes = p.tokens * p.config.top_k;

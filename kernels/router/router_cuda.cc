@@ -26,11 +26,10 @@ class CudaRouter final : public RouterKernels {
  public:
   explicit CudaRouter(CudaDevice& device) : device_(device) {}
 
-  absl::Status Logits(ConstMatrix x, const float* weight, int64_t experts,
-                      float* logits) override {
+  absl::Status Logits(ConstMatrix x, const float* weight, int64_t experts, float* logits) override {
     ASSIGN_OR_RETURN(const float* tokens, Begin(x));
-    return Multiply({.m = x.rows, .n = experts, .k = x.cols, .left = tokens, .right = weight,
-                     .out = logits});
+    return Multiply(
+        {.m = x.rows, .n = experts, .k = x.cols, .left = tokens, .right = weight, .out = logits});
   }
 
   absl::Status LogitsBackward(ConstMatrix x, const float* weight, int64_t experts,
@@ -125,9 +124,9 @@ class CudaRouter final : public RouterKernels {
     if (x.dtype == DType::kF32) return static_cast<const float*>(x.data);
     const int64_t count = x.rows * x.cols;
     RETURN_IF_ERROR(tokens_.Reserve(device_, count * static_cast<int64_t>(sizeof(float))));
-    RETURN_IF_ERROR(CudaStatus(
-        LaunchTokensToF32(x.dtype, x.data, count, tokens_.as<float>(), device_.stream()),
-        "widening tokens"));
+    RETURN_IF_ERROR(
+        CudaStatus(LaunchTokensToF32(x.dtype, x.data, count, tokens_.as<float>(), device_.stream()),
+                   "widening tokens"));
     return tokens_.as<float>();
   }
 

@@ -80,8 +80,7 @@ __global__ void __launch_bounds__(kWarp) SelectKernel(SelectParams p) {
   token.SelectedWeights();
   for (int64_t k = token.lane; k < config.top_k; k += kWarp) {
     p.ids[t * config.top_k + k] = token.ids[k];
-    p.weights[t * config.top_k + k] =
-        static_cast<float>(token.selected[k] * config.scaling_factor);
+    p.weights[t * config.top_k + k] = static_cast<float>(token.selected[k] * config.scaling_factor);
   }
 }
 
@@ -105,9 +104,9 @@ __global__ void __launch_bounds__(kWarp) SelectBackwardKernel(SelectParams p) {
   }
   const bool over_all = !token.IsSigmoid() && config.softmax_before_topk;
   for (int64_t e = token.lane; e < config.expert_count; e += kWarp) {
-    grad_x[e] = over_all ? static_cast<float>(-config.scaling_factor * token.probabilities[e] *
-                                              mean)
-                         : 0.0f;
+    grad_x[e] = over_all
+                    ? static_cast<float>(-config.scaling_factor * token.probabilities[e] * mean)
+                    : 0.0f;
   }
   __syncwarp();
   for (int64_t k = token.lane; k < config.top_k; k += kWarp) {

@@ -1,8 +1,8 @@
 // Launchers of expert selection and its gradients: one warp for each token, f64 inside.
 //
-// Called by router_cuda; formulas in router_kernels.h, the CPU's form of them in selection.cc. Results
-// are the CPU's up to the last place of f64 before rounding to f32, and the same in every run. No
-// synchronisation. A launch without tokens does nothing.
+// Called by router_cuda; formulas in router_kernels.h, the CPU's form of them in selection.cc.
+// Results are the CPU's up to the last place of f64 before rounding to f32, and the same in every
+// run. No synchronisation. A launch without tokens does nothing.
 #ifndef KERNELS_ROUTER_SELECT_KERNELS_H_
 #define KERNELS_ROUTER_SELECT_KERNELS_H_
 

@@ -1,4 +1,5 @@
-// One token's logits in the hands of one warp: softmax, sigmoid, best-of searches. Blocks are one warp.
+// One token's logits in the hands of one warp: softmax, sigmoid, best-of searches. Blocks are one
+// warp.
 #ifndef KERNELS_ROUTER_TOKEN_WARP_CUH_
 #define KERNELS_ROUTER_TOKEN_WARP_CUH_
 
@@ -120,8 +121,8 @@ struct TokenWarp {
       }
       double sum = 0;
       for (int64_t k = 0; k < config.top_k; ++k) {
-        selected[k] = of_selected ? exp(static_cast<double>(x[ids[k]]) - largest)
-                                  : probabilities[ids[k]];
+        selected[k] =
+            of_selected ? exp(static_cast<double>(x[ids[k]]) - largest) : probabilities[ids[k]];
         sum += selected[k];
       }
       const bool normalised = IsSigmoid() && config.top_k > 1;

@@ -29,12 +29,12 @@ namespace expertd::engine {
 struct EngineOptions {
   std::string device = "cpu";  // or "cuda:N"
   int64_t slot = 0;
-  std::string host;          // name of this machine, for reports
-  std::string version;       // "major.minor.patch", compared between daemons at join
-  std::string data_host;     // address that data connections between daemons bind to
-  std::string expert_mlp;    // "": fastest; otherwise one of ListExpertMlps
+  std::string host;        // name of this machine, for reports
+  std::string version;     // "major.minor.patch", compared between daemons at join
+  std::string data_host;   // address that data connections between daemons bind to
+  std::string expert_mlp;  // "": fastest; otherwise one of ListExpertMlps
   int64_t max_receive_message_bytes = 0;
-  int64_t queue_capacity = 256;              // operations admitted and not yet answered
+  int64_t queue_capacity = 256;                // operations admitted and not yet answered
   int64_t bytes_in_flight = int64_t{4} << 30;  // request bytes of them
   PeerTransportFactory peer_transport;
   // Called when the device thread is stuck past every limit; the default ends the process.
@@ -106,14 +106,14 @@ struct EngineCounters {
   uint64_t steps_succeeded = 0;
   uint64_t steps_failed = 0;
   std::map<std::string, uint64_t> failures_by_reason;
-  std::map<std::string, uint64_t> operations;          // by OpName
-  std::map<std::string, uint64_t> operation_micros;    // total_us summed, by OpName
+  std::map<std::string, uint64_t> operations;        // by OpName
+  std::map<std::string, uint64_t> operation_micros;  // total_us summed, by OpName
   uint64_t tokens = 0;
   uint64_t routes_dropped = 0;
-  int64_t queue_length = 0;      // gauge
-  int64_t bytes_in_flight = 0;   // gauge
-  int64_t tickets = 0;           // gauge
-  int64_t ticket_bytes = 0;      // gauge
+  int64_t queue_length = 0;     // gauge
+  int64_t bytes_in_flight = 0;  // gauge
+  int64_t tickets = 0;          // gauge
+  int64_t ticket_bytes = 0;     // gauge
   int64_t device_block_allocations = 0;
 };
 

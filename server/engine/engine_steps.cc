@@ -133,7 +133,8 @@ void EngineImpl::RunNext(uint64_t epoch) {
   absl::Status group_status;
   if (!closed.ok()) {
     op->status = closed;
-    if (HasReason(closed, Reason::kPeerLost)) group_status = closed;  // as for the rank that said so
+    if (HasReason(closed, Reason::kPeerLost))
+      group_status = closed;  // as for the rank that said so
   } else {
     if (op->rejected.ok() && Clock::Real().Now() >= op->deadline) {
       op->rejected = Error(Reason::kStepTimeout)

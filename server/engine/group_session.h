@@ -15,8 +15,8 @@
 
 namespace expertd::engine {
 
-// Members are destroyed in reverse order: tickets and handles before the backend they came from, the
-// backend before the exchange it was formed with.
+// Members are destroyed in reverse order: tickets and handles before the backend they came from,
+// the backend before the exchange it was formed with.
 struct GroupSession {
   std::string group_id;
   uint64_t epoch = 0;

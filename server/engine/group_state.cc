@@ -125,9 +125,7 @@ absl::Status GroupStateMachine::CheckStep(std::string_view group_id, uint64_t ep
         .With("state", GroupStateName(state_));
   }
   if (state_ == GroupState::kBroken) {
-    return Error(Reason::kGroupBroken)
-        .Text("the group is broken: ", reason_)
-        .With("epoch", epoch_);
+    return Error(Reason::kGroupBroken).Text("the group is broken: ", reason_).With("epoch", epoch_);
   }
   if (state_ == GroupState::kDraining) return DrainingError();
   return absl::OkStatus();

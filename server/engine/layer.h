@@ -25,13 +25,13 @@ namespace expertd::engine {
 struct Parameter {
   std::string name;
   std::vector<int64_t> local_shape;
-  std::vector<int64_t> offsets;  // of the shard in the global tensor
-  int64_t count = 0;             // elements of the shard
-  int64_t first_index = 0;       // global flat index of the shard's first element
-  int64_t fan_in = 0;            // for initialisation; 0: starts at zero
-  uint32_t key = 0;              // for initialisation; never changes for a name
-  bool replicated = false;       // the same on every rank; its gradient is summed over ranks
-  bool has_compute_copy = false; // kept in weight_dtype too
+  std::vector<int64_t> offsets;   // of the shard in the global tensor
+  int64_t count = 0;              // elements of the shard
+  int64_t first_index = 0;        // global flat index of the shard's first element
+  int64_t fan_in = 0;             // for initialisation; 0: starts at zero
+  uint32_t key = 0;               // for initialisation; never changes for a name
+  bool replicated = false;        // the same on every rank; its gradient is summed over ranks
+  bool has_compute_copy = false;  // kept in weight_dtype too
   bool trained = true;
 
   DeviceBuffer master;    // f32
@@ -75,8 +75,7 @@ class Layer {
   absl::Status Apply(double learning_rate, double scale, OptimKernels& optim);
 
  private:
-  Layer(Device& device, std::unique_ptr<ExpertMlp> mlp)
-      : device_(device), mlp_(std::move(mlp)) {}
+  Layer(Device& device, std::unique_ptr<ExpertMlp> mlp) : device_(device), mlp_(std::move(mlp)) {}
 
   void AddParameter(Parameter parameter);
   void DescribeParameters(int64_t rank, int64_t world);

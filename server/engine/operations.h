@@ -1,8 +1,8 @@
 // Collective operations as plain structs: what a caller asked, and what came of it.
 //
-// server/rpc fills the inputs from a request and reads the results after completion; the engine runs
-// them in sequence order. An operation is shared between the engine (which keeps finished ones for
-// retries) and every RPC that waits for it; after completion it is immutable.
+// server/rpc fills the inputs from a request and reads the results after completion; the engine
+// runs them in sequence order. An operation is shared between the engine (which keeps finished ones
+// for retries) and every RPC that waits for it; after completion it is immutable.
 #ifndef SERVER_ENGINE_OPERATIONS_H_
 #define SERVER_ENGINE_OPERATIONS_H_
 

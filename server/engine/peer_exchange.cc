@@ -1,6 +1,7 @@
 // Sends this rank's record to every peer and waits for theirs.
 #include "server/engine/peer_exchange.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -12,6 +13,9 @@ namespace {
 
 // Closing is best effort: a peer that does not answer finds out by its own deadline.
 constexpr std::chrono::seconds kCloseTimeout{2};
+// A peer that dies after it took our record would be missed only at the deadline. The record is
+// sent again to those that are late, which changes nothing at a live one and finds a dead one.
+constexpr std::chrono::milliseconds kRepeatAfter{500};
 
 }  // namespace
 
@@ -43,7 +47,21 @@ absl::StatusOr<std::vector<std::string>> PeerExchange::Gather(std::string_view s
                                                               uint64_t sequence, std::string bytes,
                                                               SteadyTime deadline, bool patient) {
   const PeerRecord record = MakeRecord(stage, sequence, std::move(bytes));
-  for (int64_t peer : Others()) {
+  DeliverTo(Others(), record, deadline, patient);
+  if (patient) return board_->Wait(stage, sequence, record.bytes, deadline);
+  for (;;) {
+    const SteadyTime until = std::min(deadline, Clock::Real().Now() + kRepeatAfter);
+    absl::StatusOr<std::vector<std::string>> all =
+        board_->Wait(stage, sequence, record.bytes, until);
+    const bool late = HasReason(all.status(), Reason::kStepTimeout) && Clock::Real().Now() >= until;
+    if (!late || until == deadline) return all;
+    DeliverTo(board_->Missing(stage, sequence), record, deadline, patient);
+  }
+}
+
+void PeerExchange::DeliverTo(const std::vector<int64_t>& ranks, const PeerRecord& record,
+                             SteadyTime deadline, bool patient) {
+  for (int64_t peer : ranks) {
     std::shared_ptr<PeerBoard> board = board_;
     transport_->Deliver(peer, record, deadline, patient,
                         [board, epoch = epoch_, peer](absl::Status status) {
@@ -53,7 +71,6 @@ absl::StatusOr<std::vector<std::string>> PeerExchange::Gather(std::string_view s
                           board->Fail(epoch, peer, WithContext(status, StrCat("rank ", peer)));
                         });
   }
-  return board_->Wait(stage, sequence, record.bytes, deadline);
 }
 
 absl::StatusOr<std::vector<std::string>> PeerExchange::AllGather(std::string_view stage,

@@ -25,7 +25,8 @@ class PeerExchange final : public BootstrapExchange {
                std::unique_ptr<PeerTransport> transport);
 
   // Sends `bytes` to every rank and returns the records of all, in rank order. `patient`: a peer
-  // that cannot be reached yet is tried again until the deadline.
+  // that cannot be reached yet is tried again until the deadline. Otherwise a peer that dies is
+  // found while it is waited for.
   // Errors: as PeerBoard::Wait; PEER_LOST naming the rank; what a peer answered.
   absl::StatusOr<std::vector<std::string>> Gather(std::string_view stage, uint64_t sequence,
                                                   std::string bytes, SteadyTime deadline,
@@ -44,6 +45,8 @@ class PeerExchange final : public BootstrapExchange {
 
  private:
   PeerRecord MakeRecord(std::string_view stage, uint64_t sequence, std::string bytes) const;
+  void DeliverTo(const std::vector<int64_t>& ranks, const PeerRecord& record, SteadyTime deadline,
+                 bool patient);
 
   const std::string group_id_;
   const uint64_t epoch_;

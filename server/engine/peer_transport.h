@@ -32,9 +32,9 @@ struct PeerRecord {
   std::string bytes;
 };
 
-// Called exactly once, from any thread, with how the delivery ended. Errors: PEER_LOST when the peer
-// cannot be reached (a connection that is refused or breaks counts at once; while `patient` is set it
-// is retried until the deadline); otherwise the peer's own answer.
+// Called exactly once, from any thread, with how the delivery ended. Errors: PEER_LOST when the
+// peer cannot be reached (a connection that is refused or breaks counts at once; while `patient` is
+// set it is retried until the deadline); otherwise the peer's own answer.
 using DeliveryCallback = std::function<void(absl::Status)>;
 
 // The connections to the members of one epoch. Thread-safe; no call blocks.

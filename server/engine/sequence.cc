@@ -26,11 +26,11 @@ AdmissionResult SequenceBook::Admit(uint64_t sequence, uint64_t request_id) {
     }
     auto kept = finished_.find(sequence);
     if (kept == finished_.end()) {
-      return Refuse(Error(Reason::kSequenceExpired)
-                        .Text("sequence ", sequence, " is past and its reply is not kept: next is ",
-                              next_)
-                        .With("sequence", sequence)
-                        .With("next_sequence", next_));
+      return Refuse(
+          Error(Reason::kSequenceExpired)
+              .Text("sequence ", sequence, " is past and its reply is not kept: next is ", next_)
+              .With("sequence", sequence)
+              .With("next_sequence", next_));
     }
     if (kept->second != request_id) {
       return Refuse(OtherRequest(sequence, kept->second, request_id));

@@ -48,8 +48,8 @@ class SequenceBook {
   // Whether next() has been admitted and not begun.
   bool Runnable() const;
   void Begin();
-  // The sequence next() has ended; forgets replies past their keep. A sequence never admitted counts
-  // as ended when it was closed.
+  // The sequence next() has ended; forgets replies past their keep. A sequence never admitted
+  // counts as ended when it was closed.
   void End();
   // Whether the reply of a sequence that Admit calls kReplay is still kept.
   bool ReplyKept(uint64_t sequence) const;
@@ -72,9 +72,9 @@ class SequenceBook {
 
   SequenceOptions options_;
   uint64_t next_ = 1;
-  std::map<uint64_t, Entry> waiting_;           // >= next_
-  std::map<uint64_t, uint64_t> finished_;       // request ids of kept replies, < next_
-  std::map<uint64_t, absl::Status> closed_;     // by the others; not admitted here
+  std::map<uint64_t, Entry> waiting_;        // >= next_
+  std::map<uint64_t, uint64_t> finished_;    // request ids of kept replies, < next_
+  std::map<uint64_t, absl::Status> closed_;  // by the others; not admitted here
 };
 
 }  // namespace expertd::engine

@@ -165,9 +165,9 @@ absl::Status CheckSharding(const ShardingMetadata& actual,
     const auto same_name = [&](const DeclaredSharding& d) { return d.name == tensor.name; };
     const auto count = std::count_if(declared.begin(), declared.end(), same_name);
     if (count != 1) {
-      violations.Add(Reason::kShardingMismatch, tensor.name,
-                     StrCat("got ", count == 0 ? "no spec" : "more than one spec", ", need ",
-                            need));
+      violations.Add(
+          Reason::kShardingMismatch, tensor.name,
+          StrCat("got ", count == 0 ? "no spec" : "more than one spec", ", need ", need));
       continue;
     }
     const DeclaredSharding& got = *std::find_if(declared.begin(), declared.end(), same_name);

@@ -71,8 +71,8 @@ struct DeclaredSharding {
   PartitionSpec spec;
 };
 
-// Errors: SHARDING_MISMATCH listing every tensor that is unknown, undeclared, or differs in shape or
-// spec, with both sides.
+// Errors: SHARDING_MISMATCH listing every tensor that is unknown, undeclared, or differs in shape
+// or spec, with both sides.
 absl::Status CheckSharding(const ShardingMetadata& actual,
                            const std::vector<DeclaredSharding>& declared);
 

@@ -51,11 +51,12 @@ absl::Status StepRunner::Backward(BackwardOp& op, Step& step) {
   ASSIGN_OR_RETURN(DeviceBuffer grad_out, Allocate(rows, config.hidden, config.token_dtype));
   {
     StageTimer timer(op.stats.dispatch_us);
-    RETURN_IF_ERROR(ep.CombineBackward(
-        step.context, handle, {gradient, config.token_dtype, t, config.hidden}, nullptr,
-        {grad_out.data(), config.token_dtype, rows, config.hidden}));
+    RETURN_IF_ERROR(ep.CombineBackward(step.context, handle,
+                                       {gradient, config.token_dtype, t, config.hidden}, nullptr,
+                                       {grad_out.data(), config.token_dtype, rows, config.hidden}));
   }
-  ASSIGN_OR_RETURN(DeviceBuffer grad_h, Allocate(rows, 2 * config.intermediate, config.token_dtype));
+  ASSIGN_OR_RETURN(DeviceBuffer grad_h,
+                   Allocate(rows, 2 * config.intermediate, config.token_dtype));
   ASSIGN_OR_RETURN(DeviceBuffer grad_x, Allocate(rows, config.hidden, config.token_dtype));
   ASSIGN_OR_RETURN(DeviceBuffer grad_w, Allocate(rows, 1, DType::kF32));
   {
@@ -94,8 +95,8 @@ absl::Status StepRunner::Backward(BackwardOp& op, Step& step) {
   }
   RETURN_IF_ERROR(RouterBackward(op, step, weights_gradient.as<float>(), tokens_view));
   StageTimer timer(op.stats.stage_out_us);
-  RETURN_IF_ERROR(StageOut(tokens_gradient.data(), config.token_dtype, {t, config.hidden},
-                           op.tokens_gradient));
+  RETURN_IF_ERROR(
+      StageOut(tokens_gradient.data(), config.token_dtype, {t, config.hidden}, op.tokens_gradient));
   if (ticket.routing == RoutingSource::kTopk) {
     RETURN_IF_ERROR(StageOut(weights_gradient.data(), DType::kF32, {t, config.top_k},
                              op.topk_weights_gradient));

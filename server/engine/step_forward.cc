@@ -108,10 +108,9 @@ absl::Status StepRunner::Route(ForwardOp& op, Step& step, const void* tokens, Ro
                                         routed.weights_hold.as<float>()));
   routed.view = {routed.ids_hold.data(), DType::kI64, t, layer.top_k};
   routed.weights = routed.weights_hold.as<float>();
-  RETURN_IF_ERROR(StageOut(routed.ids_hold.data(), DType::kI64, {t, layer.top_k},
-                           op.used_topk_ids));
-  return StageOut(routed.weights_hold.data(), DType::kF32, {t, layer.top_k},
-                  op.used_topk_weights);
+  RETURN_IF_ERROR(
+      StageOut(routed.ids_hold.data(), DType::kI64, {t, layer.top_k}, op.used_topk_ids));
+  return StageOut(routed.weights_hold.data(), DType::kF32, {t, layer.top_k}, op.used_topk_weights);
 }
 
 absl::Status StepRunner::AuxLoss(ForwardOp& op, Step& step, Routed& routed) {
@@ -119,10 +118,9 @@ absl::Status StepRunner::AuxLoss(ForwardOp& op, Step& step, Routed& routed) {
   if (layer.aux_loss_coefficient == 0 || routed.logits == nullptr) return absl::OkStatus();
   const int64_t experts = layer.expert_count;
   ASSIGN_OR_RETURN(DeviceBuffer sums, Allocate(2, experts, DType::kF32));
-  RETURN_IF_ERROR(state_.router->AuxSums(layer.router, routed.logits,
-                                         static_cast<const int64_t*>(routed.view.ids),
-                                         step.record.token_count, sums.as<float>(),
-                                         sums.as<float>() + experts));
+  RETURN_IF_ERROR(state_.router->AuxSums(
+      layer.router, routed.logits, static_cast<const int64_t*>(routed.view.ids),
+      step.record.token_count, sums.as<float>(), sums.as<float>() + experts));
   RETURN_IF_ERROR(session_.backend->AllReduceSum(step.context, sums.as<float>(), 2 * experts));
   std::vector<float> host(static_cast<size_t>(2 * experts));
   RETURN_IF_ERROR(state_.device->CopyToHost(host.data(), sums.data(), sums.size()));

@@ -1,7 +1,7 @@
 // Runs one collective operation on the device thread: validate, arrive, execute, record the result.
 //
-// The order of every step lives here and nowhere else: arrival -> stage in -> prepare -> dispatch ->
-// experts -> combine -> stage out. Implemented in step_runner.cc (the common course),
+// The order of every step lives here and nowhere else: arrival -> stage in -> prepare -> dispatch
+// -> experts -> combine -> stage out. Implemented in step_runner.cc (the common course),
 // step_forward.cc, step_backward.cc, step_primitives.cc and step_parameters.cc.
 #ifndef SERVER_ENGINE_STEP_RUNNER_H_
 #define SERVER_ENGINE_STEP_RUNNER_H_
@@ -104,9 +104,7 @@ class StepRunner {
 class StageTimer {
  public:
   explicit StageTimer(int64_t& total_us) : total_us_(total_us), start_(Clock::Real().Now()) {}
-  ~StageTimer() {
-    total_us_ += static_cast<int64_t>(ToMicros(Clock::Real().Now() - start_));
-  }
+  ~StageTimer() { total_us_ += static_cast<int64_t>(ToMicros(Clock::Real().Now() - start_)); }
   StageTimer(const StageTimer&) = delete;
   StageTimer& operator=(const StageTimer&) = delete;
 

@@ -23,9 +23,8 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
 }
 
 // A tensor that must be there with this shape; -1 in `need` accepts any size.
-void CheckTensor(const TensorInput& tensor, std::string_view name,
-                 const std::vector<int64_t>& need, std::initializer_list<DType> dtypes,
-                 Violations& violations) {
+void CheckTensor(const TensorInput& tensor, std::string_view name, const std::vector<int64_t>& need,
+                 std::initializer_list<DType> dtypes, Violations& violations) {
   const std::string path(name);
   if (!tensor.present()) {
     violations.Add(Reason::kShapeMismatch, path, StrCat("got nothing, need ", ShapeText(need)));
@@ -161,12 +160,11 @@ absl::Status ValidateLayerId(const std::string& layer_id) {
                     });
   if (good) return absl::OkStatus();
   return Error(Reason::kConfigInvalid)
-      .At("layer_id", StrCat("got ", layer_id.size(),
-                             " characters, need 1..128 of letters, digits and ._-/"));
+      .At("layer_id",
+          StrCat("got ", layer_id.size(), " characters, need 1..128 of letters, digits and ._-/"));
 }
 
-absl::Status ValidateForward(const ForwardOp& op, const LayerInfo& info,
-                             const GroupConfig& group) {
+absl::Status ValidateForward(const ForwardOp& op, const LayerInfo& info, const GroupConfig& group) {
   RETURN_IF_ERROR(CheckUsable(info));
   const LayerConfig& layer = info.config;
   Violations violations;

@@ -45,6 +45,7 @@ grpc::ServerUnaryReactor* ControlService::GetServerInfo(grpc::CallbackServerCont
   response->set_epoch(group.epoch);
   response->set_group_state(static_cast<v1::GroupState>(group.state));
   response->set_highest_epoch_seen(engine_.HighestEpochSeen());
+  response->set_draining(engine_.Draining());
   for (const Support& method : UnsupportedMethods()) ToProto(method, response->add_methods());
   {
     MutexLock lock(mutex_);

@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <initializer_list>
 #include <utility>
@@ -30,6 +29,8 @@ constexpr int kSyncThreads = 2;
 constexpr int kMaxThreads = 8;
 // Larger frames than gRPC's 16 KiB: a step's message is megabytes.
 constexpr int kFrameBytes = 1 << 20;
+
+constexpr std::chrono::milliseconds kCloseTime{100};
 
 void SetArguments(const ServerOptions& options, grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
@@ -95,8 +96,8 @@ Server::Server(const ServerOptions& options, engine::Engine& engine)
                [observers = observers_] {
                  if (const auto health = observers->Health()) health->Refresh();
                }),
-      layers_(engine),
-      steps_(engine),
+      layers_(engine, calls_),
+      steps_(engine, calls_),
       peers_(engine) {}
 
 absl::Status Server::Start(const ServerOptions& options) {
@@ -141,11 +142,10 @@ void Server::Shutdown(SteadyTime deadline) {
   if (server_ == nullptr || stopped_) return;
   stopped_ = true;
   if (const auto health = observers_->Health()) health->Stop();
-  // Long polls would otherwise last until the deadline: there is nothing to wait for once it is
-  // due.
-  const auto left = std::max<Duration>(deadline - Clock::Real().Now(), Duration::zero());
-  server_->Shutdown(std::chrono::system_clock::now() +
-                    std::chrono::duration_cast<std::chrono::microseconds>(left));
+  calls_.WaitUntilEmpty(deadline);
+  // gRPC's own waiting also waits for idle connections to go, which some clients keep until their
+  // next call: so it gets only the time that a client needs which reads its connection.
+  server_->Shutdown(std::chrono::system_clock::now() + kCloseTime);
   server_->Wait();
 }
 

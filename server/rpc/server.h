@@ -12,6 +12,7 @@
 #include "grpcpp/server.h"
 #include "server/engine/engine.h"
 #include "server/rpc/control_service.h"
+#include "server/rpc/gate.h"
 #include "server/rpc/health.h"
 #include "server/rpc/layer_service.h"
 #include "server/rpc/peer_service.h"
@@ -44,8 +45,8 @@ class Server {
 
   // Health is NOT_SERVING from here on; calls are still taken.
   void StopAdvertising();
-  // Takes no more calls, waits for those that run until the deadline, then cancels them, and
-  // returns when all have ended.
+  // Waits for collective calls and streams until the deadline, then takes no more calls, cancels
+  // those that are left, long polls among them, and returns when all have ended.
   void Shutdown(SteadyTime deadline);
 
  private:
@@ -57,6 +58,7 @@ class Server {
 
   engine::Engine& engine_;
   std::shared_ptr<Observers> observers_;
+  Gate calls_;
   ControlService control_;
   LayerService layers_;
   StepService steps_;

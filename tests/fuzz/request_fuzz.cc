@@ -85,7 +85,7 @@ void Group(Input& input) {
   if (Parse(input, &deliver)) {
     v1::DeliverRequest again;
     rpc::ToProto(rpc::FromProto(deliver), &again);
-    FUZZ_CHECK(again.bytes() == deliver.bytes() && again.epoch() == deliver.epoch());
+    FUZZ_CHECK(again.record() == deliver.record() && again.epoch() == deliver.epoch());
   }
   v1::CheckShardingRequest check;
   if (Parse(input, &check)) (void)rpc::FromProto(check);

@@ -16,7 +16,7 @@ class Driver {
  public:
   explicit Driver(Input& input)
       : window_(1 + input.Byte() % 8),
-        book_({.window = window_, .kept_replies = input.Byte() % 4}) {}
+        book_({.window = static_cast<int64_t>(window_), .kept_replies = input.Byte() % 4}) {}
 
   void Step(Input& input) {
     switch (input.Byte() % 4) {

@@ -77,8 +77,7 @@ TEST_F(FormingTest, ConfigMismatchIsNamedOnEveryRankAndNobodyIsIn) {
   ASSERT_FALSE(HasFailure());
   requests[2].mutable_config()->set_max_hidden(128);
   for (const absl::Status& status : Join(requests)) {
-    ExpectError(status, Reason::kConfigMismatch,
-                {"max_hidden", "256", "128", "rank 0", "rank 2"});
+    ExpectError(status, Reason::kConfigMismatch, {"max_hidden", "256", "128", "rank 0", "rank 2"});
   }
   for (const client::HostReport& report : client::ReadHosts(processes().hosts(), Soon())) {
     EXPECT_NE(report.group.state(), v1::GROUP_STATE_READY);
@@ -94,7 +93,8 @@ TEST_F(FormingTest, InvalidConfigIsRefusedWithEveryViolation) {
   config.set_max_tokens_per_rank(-1);
   config.set_max_experts(3);
   for (const absl::Status& status : Join(Claimed(config))) {
-    ExpectError(status, Reason::kConfigInvalid, {"max_top_k", "33", "max_tokens_per_rank", "max_experts"});
+    ExpectError(status, Reason::kConfigInvalid,
+                {"max_top_k", "33", "max_tokens_per_rank", "max_experts"});
     EXPECT_EQ(DetailOf(status).violations.size(), 3u) << status;
   }
 }
@@ -167,16 +167,15 @@ TEST_F(FormingTest, TwoControllersAtOnceLeaveOneWorkingGroup) {
 TEST_F(FormingTest, DaemonThatIsMissingIsNamedByTheOthers) {
   Start(3);
   ASSERT_FALSE(HasFailure());
-  std::vector<v1::JoinGroupRequest> requests = Claimed(Config(3));
+  std::vector<v1::JoinGroupRequest> requests = Claimed(Config(3, /*timeout_ms=*/1000));
   ASSERT_FALSE(HasFailure());
-  // Rank 1 gets no JoinGroup at all; the others wait as long as their caller does.
+  // Rank 1 gets no JoinGroup at all. A join waits ten seconds or two step limits.
   const std::vector<std::string> hosts = processes().hosts();
   client::RankClient first({0, hosts[0]});
   client::RankClient third({2, hosts[2]});
-  const client::CallOptions options{.deadline = absl::Now() + absl::Seconds(3)};
   const std::vector<client::RankClient*> callers = {&first, &third};
-  const auto replies = client::CallAll<v1::JoinGroupRequest>(
-      callers, {requests[0], requests[2]}, options);
+  const auto replies =
+      client::CallAll<v1::JoinGroupRequest>(callers, {requests[0], requests[2]}, Soon());
   for (const absl::Status& status : replies.statuses) {
     ExpectMissing(status, "1");
   }

@@ -106,8 +106,8 @@ TEST_F(LifeTest, AbortEndsTheEpochAndANewOneCanBeFormed) {
   ASSERT_FALSE(HasFailure());
   MakeLayer(kLayer);
   const std::vector<std::string> before = Outputs();
-  ASSERT_OK(client::Abort(processes().hosts(), group().id(), group().epoch(), "test wants it",
-                          Soon()));
+  ASSERT_OK(
+      client::Abort(processes().hosts(), group().id(), group().epoch(), "test wants it", Soon()));
   EXPECT_FALSE(driver().Run(Forwards()).ok());
   Form(processes().hosts(), Config(3));
   ASSERT_FALSE(HasFailure());

@@ -23,9 +23,9 @@
 
 namespace expertd::integration {
 
-#define ASSERT_OK(expression)                                    \
-  do {                                                           \
-    const auto& ok_result = (expression);                        \
+#define ASSERT_OK(expression)                                      \
+  do {                                                             \
+    const auto& ok_result = (expression);                          \
     ASSERT_TRUE(ok_result.ok()) << AsStatus(ok_result).ToString(); \
   } while (false)
 
@@ -46,8 +46,8 @@ class ProcessTest : public ::testing::Test {
  protected:
   // Starts daemons with slots 0, 1, ...
   void Start(int64_t count) {
-    auto started = testing::ProcessGroup::Start(
-        {.count = count, .flags = {"--cpu_threads", "1"}}, absl::Now() + absl::Seconds(40));
+    auto started = testing::ProcessGroup::Start({.count = count, .flags = {"--cpu_threads", "1"}},
+                                                absl::Now() + absl::Seconds(40));
     ASSERT_OK(started);
     processes_ = *std::move(started);
   }
@@ -123,8 +123,7 @@ class ProcessTest : public ::testing::Test {
   }
 
   // The same values every time; routes go to every rank.
-  v1::ForwardRequest Forward(int64_t rank, int64_t tokens = 4,
-                             const std::string& layer_id = kLayer,
+  v1::ForwardRequest Forward(int64_t rank, int64_t tokens = 4, const std::string& layer_id = kLayer,
                              int64_t hidden = kHidden) const {
     v1::ForwardRequest request;
     request.set_layer_id(layer_id);
@@ -175,7 +174,8 @@ inline void ExpectError(const absl::Status& status, Reason reason,
                         const std::vector<std::string>& parts) {
   EXPECT_TRUE(HasReason(status, reason)) << "need " << ReasonName(reason) << ", got " << status;
   for (const std::string& part : parts) {
-    EXPECT_TRUE(absl::StrContains(status.message(), part)) << "need \"" << part << "\" in " << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), part))
+        << "need \"" << part << "\" in " << status;
   }
 }
 

@@ -24,8 +24,8 @@ class SpmdTest : public ProcessTest {
   Caller MakeCaller(int64_t r) {
     Caller caller;
     const v1::GroupInfo& info = group().infos[static_cast<size_t>(r)];
-    caller.client = std::make_unique<client::RankClient>(rank(r).origin(),
-                                                         info.max_message_bytes());
+    caller.client =
+        std::make_unique<client::RankClient>(rank(r).origin(), info.max_message_bytes());
     caller.stepper = std::make_unique<client::RankStepper>(
         caller.client.get(), info, client::StepOptions{.timeout = absl::Seconds(30)});
     return caller;
@@ -90,9 +90,9 @@ TEST_F(SpmdTest, OneCallerPerRankTrainsTheSameModelEveryTime) {
         RunSpmd([&](int64_t r, client::RankStepper& stepper) {
           v1::ForwardRequest forward = Forward(r, 5);
           forward.set_keep_for_backward(true);
-          return Train(Create(kLayer), forward,
-                       [&](const auto& request) { return stepper.Run(request); },
-                       &outputs[static_cast<size_t>(r)]);
+          return Train(
+              Create(kLayer), forward, [&](const auto& request) { return stepper.Run(request); },
+              &outputs[static_cast<size_t>(r)]);
         });
     for (const absl::Status& status : statuses) ASSERT_OK(status);
     // The next attempt's callers must start where these ended.
@@ -112,17 +112,16 @@ TEST_F(SpmdTest, RejectionOnOneRankIsSeenByEveryCallerAndAllGoOn) {
   ASSERT_FALSE(HasFailure());
   for (auto& info : group().infos) info.set_next_sequence(driver().next_sequence());
   std::vector<absl::Status> spoilt(kRanks);
-  const std::vector<absl::Status> statuses =
-      RunSpmd([&](int64_t r, client::RankStepper& stepper) {
-        v1::ForwardRequest request = Forward(r);
-        if (r == 3) request.mutable_tokens()->set_dtype(v1::DTYPE_F16);
-        spoilt[static_cast<size_t>(r)] = stepper.Run(request).status();
-        absl::Status status;
-        for (int step = 0; step < kSteps && status.ok(); ++step) {
-          status = stepper.Run(Forward(r)).status();
-        }
-        return status;
-      });
+  const std::vector<absl::Status> statuses = RunSpmd([&](int64_t r, client::RankStepper& stepper) {
+    v1::ForwardRequest request = Forward(r);
+    if (r == 3) request.mutable_tokens()->set_dtype(v1::DTYPE_F16);
+    spoilt[static_cast<size_t>(r)] = stepper.Run(request).status();
+    absl::Status status;
+    for (int step = 0; step < kSteps && status.ok(); ++step) {
+      status = stepper.Run(Forward(r)).status();
+    }
+    return status;
+  });
   for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
   for (int64_t r = 0; r < 3; ++r) {
     ExpectError(spoilt[static_cast<size_t>(r)], Reason::kPeerRejected, {"rank 3"});
@@ -135,10 +134,9 @@ TEST_F(SpmdTest, CallersThatDisagreeAreTold) {
   MakeLayer("other");
   ASSERT_FALSE(HasFailure());
   for (auto& info : group().infos) info.set_next_sequence(driver().next_sequence());
-  const std::vector<absl::Status> statuses =
-      RunSpmd([&](int64_t r, client::RankStepper& stepper) {
-        return stepper.Run(Forward(r, 4, r == 1 ? "other" : kLayer)).status();
-      });
+  const std::vector<absl::Status> statuses = RunSpmd([&](int64_t r, client::RankStepper& stepper) {
+    return stepper.Run(Forward(r, 4, r == 1 ? "other" : kLayer)).status();
+  });
   for (const absl::Status& status : statuses) {
     ExpectError(status, Reason::kSequenceConflict, {"rank 0", "rank 1"});
   }

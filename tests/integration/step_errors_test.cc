@@ -152,8 +152,7 @@ TEST_F(StepErrorsTest, RetryGetsTheStoredReplyAndAnotherRequestIsRefused) {
     EXPECT_EQ(again.responses[r].SerializeAsString(), first.responses[r].SerializeAsString());
     requests[r].mutable_header()->set_request_id(2000 + r);
   }
-  for (const absl::Status& status :
-       client::CallAll(group().clients(), requests, Soon()).statuses) {
+  for (const absl::Status& status : client::CallAll(group().clients(), requests, Soon()).statuses) {
     ExpectError(status, Reason::kSequenceConflict, {});
   }
   driver().Distrust();

@@ -23,8 +23,8 @@ class SequenceSteps : public SequenceBase<kRanks, kSequences> {
   using State = typename Base::State;
 
   using Base::Base;
-  using Base::RecordOf;
   using Base::NextOf;
+  using Base::RecordOf;
   using Base::Running;
 
   void Submit(State& s, int r, int sequence, int slot, PlannedRequest request, bool rejected) {

@@ -113,9 +113,9 @@ absl::Status ProcessGroup::Spawn(int64_t slot) {
     if (log >= 0) close(log);
     return absl::InternalError(StrCat("starting slot ", slot, ": ", std::strerror(error)));
   }
-  std::vector<std::string> words = {program_,      "--listen", "127.0.0.1:0", "--probe_listen",
-                                    "127.0.0.1:0", "--slot",   StrCat(slot),  "--device",
-                                    "cpu"};
+  std::vector<std::string> words = {program_,         "--listen",    "127.0.0.1:0",
+                                    "--probe_listen", "127.0.0.1:0", "--slot",
+                                    StrCat(slot),     "--device",    "cpu"};
   words.insert(words.end(), flags_.begin(), flags_.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
@@ -139,9 +139,9 @@ absl::Status ProcessGroup::AwaitAddress(Child& child, absl::Time deadline) {
   while (child.address.empty()) {
     const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
     if (left_ms <= 0) {
-      return absl::UnavailableError(
-          StrCat("the daemon of slot ", child.slot,
-                 " did not say in time where it listens; it wrote \"", text, "\"\n", Describe()));
+      return absl::UnavailableError(StrCat("the daemon of slot ", child.slot,
+                                           " did not say in time where it listens; it wrote \"",
+                                           text, "\"\n", Describe()));
     }
     pollfd ready = {child.out, POLLIN, 0};
     const int count = poll(&ready, 1, static_cast<int>(std::min<int64_t>(left_ms, 1000)));
@@ -195,8 +195,8 @@ absl::StatusOr<int> ProcessGroup::AwaitEnd(size_t index, absl::Time deadline) {
   Child& child = children_[index];
   while (!Reap(child)) {
     if (absl::Now() >= deadline) {
-      return absl::DeadlineExceededError(StrCat("the daemon of slot ", child.slot, ", process ",
-                                                child.pid, ", still runs"));
+      return absl::DeadlineExceededError(
+          StrCat("the daemon of slot ", child.slot, ", process ", child.pid, ", still runs"));
     }
     absl::SleepFor(kPoll);
   }

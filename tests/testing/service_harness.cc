@@ -66,9 +66,9 @@ absl::StatusOr<std::unique_ptr<Daemons>> StartDaemons(const ServiceShape& shape,
                      DaemonGroup::StartDaemons({.ranks = shape.world}));
     return std::make_unique<DaemonObjects>(std::move(group));
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> group,
-                   ProcessGroup::Start({.count = shape.world, .flags = {"--cpu_threads", "1"}},
-                                       deadline));
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<ProcessGroup> group,
+      ProcessGroup::Start({.count = shape.world, .flags = {"--cpu_threads", "1"}}, deadline));
   return std::make_unique<ProcessDaemons>(std::move(group));
 }
 
@@ -109,8 +109,8 @@ absl::Status ServiceHarness::Form(const v1::GroupConfig& config) {
   if (!group.ok()) return group.status();
   driver_.reset();
   group_ = std::make_unique<client::Group>(*std::move(group));
-  driver_ = std::make_unique<client::StepDriver>(*group_,
-                                                 client::StepOptions{.timeout = kStepTimeout});
+  driver_ =
+      std::make_unique<client::StepDriver>(*group_, client::StepOptions{.timeout = kStepTimeout});
   config_ = config;
   formed_ = true;
   return absl::OkStatus();

@@ -98,10 +98,8 @@ TEST_P(ServiceTest, DroppedRoutesContributeNothingAndGetZeroGradients) {
     config.set_alignment(kAlignment);
     config.set_weighting(weighting);
     const reference::Routing ids = Crowded(world(), random);
-    const LayerCase c = {.config = config,
-                         .tokens = TokenCounts(ids, 2),
-                         .ids = ids,
-                         .capacity = kCapacity};
+    const LayerCase c = {
+        .config = config, .tokens = TokenCounts(ids, 2), .ids = ids, .capacity = kCapacity};
     LayerCheck(*this, c, random).Run();
   }
 }

@@ -19,11 +19,11 @@ namespace expertd::conformance {
 
 struct LayerProblem {
   reference::LayerConfig config;
-  reference::ExpertParameters parameters;    // As the matrix products read them.
-  reference::Routing ids;                    // Per rank [T, K].
-  reference::PerRank x;                      // Per rank [T, H].
-  reference::PerRank gy;                     // Per rank [T, H].
-  std::vector<BoundedRow> weights;           // Per rank [T, K]: route weights.
+  reference::ExpertParameters parameters;  // As the matrix products read them.
+  reference::Routing ids;                  // Per rank [T, K].
+  reference::PerRank x;                    // Per rank [T, H].
+  reference::PerRank gy;                   // Per rank [T, H].
+  std::vector<BoundedRow> weights;         // Per rank [T, K]: route weights.
   Rounding token;
 };
 

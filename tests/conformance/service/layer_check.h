@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tests/conformance/service/layer_bounds.h"
+#include "tests/conformance/service/layer_case.h"
 #include "tests/conformance/service/router_bounds.h"
 #include "tests/conformance/service/service_test.h"
 #include "tests/reference/layer.h"
@@ -21,55 +22,6 @@
 #include "tests/reference/test_random.h"
 
 namespace expertd::conformance {
-
-enum class RoutingKind { kTopk, kLogits, kLayerRouter };
-
-struct LayerCase {
-  v1::LayerConfig config;
-  RoutingKind routing = RoutingKind::kTopk;
-  std::vector<int64_t> tokens;     // Per rank; empty: 4, 5, 6, 4, ...
-  reference::Routing ids;          // With kTopk; empty: random, some -1.
-  double aux_loss_gradient = 0;
-  bool train_first = false;        // One update before, so that biases are not zero.
-  int64_t capacity = 0;            // The group's, when its policy is DROP.
-};
-
-inline std::vector<double> Widen(const std::vector<float>& values) {
-  return std::vector<double>(values.begin(), values.end());
-}
-
-inline reference::LayerConfig ReferenceOf(const LayerCase& c, int64_t world) {
-  reference::LayerConfig config;
-  config.ep = {.num_experts = c.config.expert_count(),
-               .num_ranks = world,
-               .top_k = c.config.top_k(),
-               .alignment = std::max<int64_t>(1, c.config.alignment()),
-               .capacity = c.capacity,
-               .policy = c.capacity > 0 ? reference::CapacityPolicy::kDrop
-                                        : reference::CapacityPolicy::kRefuse};
-  config.hidden = c.config.hidden();
-  config.intermediate = c.config.intermediate();
-  config.activation = c.config.activation() == v1::ACTIVATION_GELU    ? reference::Activation::kGelu
-                      : c.config.activation() == v1::ACTIVATION_RELU2 ? reference::Activation::kRelu2
-                                                                      : reference::Activation::kSilu;
-  config.weighting = c.config.weighting() == v1::WEIGHTING_EARLY ? reference::Weighting::kEarly
-                                                                 : reference::Weighting::kLate;
-  return config;
-}
-
-// Fails, once, when a value is further from the reference than its bound, or when the bounds'
-// own arithmetic does not agree with the reference.
-inline void ExpectBounded(const std::string& what, const std::vector<double>& got,
-                          const std::vector<double>& want, const BoundedRow& bounds) {
-  ASSERT_EQ(got.size(), want.size()) << what;
-  ASSERT_EQ(bounds.size(), want.size()) << what;
-  for (size_t i = 0; i < want.size(); ++i) {
-    ASSERT_NEAR(bounds[i].value, want[i], 1e-9 * (1 + std::abs(want[i])))
-        << what << "[" << i << "]: the bounds disagree with the reference";
-    ASSERT_LE(std::abs(got[i] - want[i]), bounds[i].error)
-        << what << "[" << i << "]: got " << got[i] << ", need " << want[i];
-  }
-}
 
 class LayerCheck {
  public:
@@ -252,8 +204,8 @@ class LayerCheck {
       std::vector<double>& values = weights.emplace_back();
       for (const Bounded& weight : row) values.push_back(weight.value);
     }
-    forward_ = reference::LayerForward(config_, problem_.parameters, problem_.x, problem_.ids,
-                                       weights);
+    forward_ =
+        reference::LayerForward(config_, problem_.parameters, problem_.x, problem_.ids, weights);
     gradients_ = reference::LayerBackward(config_, problem_.parameters, forward_, problem_.gy);
     bounds_ = LayerBounder(problem_, forward_.layout).Run();
     if (c_.routing != RoutingKind::kTopk) ExpectRouter();
@@ -271,14 +223,14 @@ class LayerCheck {
     const std::vector<int64_t> counts = reference::CountRoutes(all_ids, experts);
     const double coefficient = c_.config.aux_loss_coefficient();
     aux_loss_ = reference::AuxLoss(router, coefficient, all_logits, counts);
-    const std::vector<double> aux = reference::AuxLossBackward(router, coefficient, all_logits,
-                                                               counts, c_.aux_loss_gradient);
+    const std::vector<double> aux =
+        reference::AuxLossBackward(router, coefficient, all_logits, counts, c_.aux_loss_gradient);
     const double tokens = static_cast<double>(all_logits.size()) / static_cast<double>(experts);
-    const double scale = tokens == 0 ? 0
-                                     : std::abs(c_.aux_loss_gradient) * coefficient *
-                                           static_cast<double>(experts) /
-                                           (static_cast<double>(c_.config.top_k()) * tokens * tokens) *
-                                           static_cast<double>(*std::ranges::max_element(counts));
+    const double scale =
+        tokens == 0 ? 0
+                    : std::abs(c_.aux_loss_gradient) * coefficient * static_cast<double>(experts) /
+                          (static_cast<double>(c_.config.top_k()) * tokens * tokens) *
+                          static_cast<double>(*std::ranges::max_element(counts));
     router_gradient_.assign(router_weights_.size(), Sum());
     gradients_router_.assign(router_weights_.size(), 0.0);
     size_t begin = 0;
@@ -287,8 +239,8 @@ class LayerCheck {
       const std::vector<double> part(aux.begin() + static_cast<std::ptrdiff_t>(begin),
                                      aux.begin() + static_cast<std::ptrdiff_t>(begin + size));
       begin += size;
-      logits_gradient_.push_back(BoundLogitsGradient(
-          router, routed_[rank], bounds_.weights_gradient[rank], part, scale));
+      logits_gradient_.push_back(
+          BoundLogitsGradient(router, routed_[rank], bounds_.weights_gradient[rank], part, scale));
       if (c_.routing == RoutingKind::kLayerRouter) AddRouterGradients(rank);
     }
   }
@@ -300,9 +252,8 @@ class LayerCheck {
     const BoundedRow& dl = logits_gradient_[rank];
     std::vector<double> values;
     for (const Bounded& value : dl) values.push_back(value.value);
-    const reference::RouterGradients gradients =
-        reference::RouterLogitsBackward(problem_.x[rank], router_weights_, c_.config.hidden(),
-                                        c_.config.expert_count(), values);
+    const reference::RouterGradients gradients = reference::RouterLogitsBackward(
+        problem_.x[rank], router_weights_, c_.config.hidden(), c_.config.expert_count(), values);
     reference::AddScaled(1, gradients.x, gradients_.tokens[rank]);
     reference::AddScaled(1, gradients.weights, gradients_router_);
     for (size_t i = 0; i < problem_.x[rank].size(); ++i) {
@@ -332,10 +283,10 @@ class LayerCheck {
       ExpectBounded(who + "output", Values(response.output()), forward_.output[rank],
                     bounds_.output[rank]);
       const reference::RankLayout& layout = forward_.layout.ranks[rank];
-      EXPECT_TRUE(std::ranges::equal(response.stats().tokens_per_expert(),
-                                     layout.tokens_per_expert));
-      EXPECT_TRUE(std::ranges::equal(response.stats().padded_per_expert(),
-                                     layout.padded_per_expert));
+      EXPECT_TRUE(
+          std::ranges::equal(response.stats().tokens_per_expert(), layout.tokens_per_expert));
+      EXPECT_TRUE(
+          std::ranges::equal(response.stats().padded_per_expert(), layout.padded_per_expert));
       int64_t dropped = 0;
       for (const int64_t count : layout.dropped_per_expert) dropped += count;
       EXPECT_EQ(response.stats().routes_dropped(), dropped);
@@ -344,9 +295,9 @@ class LayerCheck {
       ExpectBounded(who + "routing.topk_weights", Values(response.routing().topk_weights()),
                     routed_[rank].choice.weights, problem_.weights[rank]);
       // Sums of positive affinities over tokens and ranks in f32, and what the logits move them by.
-      EXPECT_NEAR(response.aux_loss(), aux_loss_,
-                  aux_loss_ * (static_cast<double>(tokens + world_ + 8) * kUnitF32 +
-                               4 * logits_error));
+      EXPECT_NEAR(
+          response.aux_loss(), aux_loss_,
+          aux_loss_ * (static_cast<double>(tokens + world_ + 8) * kUnitF32 + 4 * logits_error));
       EXPECT_EQ(response.aux_loss(), forwards.front().aux_loss());
     }
   }

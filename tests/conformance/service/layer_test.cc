@@ -58,9 +58,9 @@ TEST_P(ServiceTest, EachPrecisionMatchesTheReference) {
   SCOPED_TRACE(random.Trace());
   for (const Precision& precision : kPrecisions) {
     for (const v1::Weighting weighting : {v1::WEIGHTING_LATE, v1::WEIGHTING_EARLY}) {
-      SCOPED_TRACE(::testing::Message() << "tokens " << v1::DType_Name(precision.token)
-                                        << ", weights " << v1::DType_Name(precision.weight)
-                                        << ", " << v1::Weighting_Name(weighting));
+      SCOPED_TRACE(::testing::Message()
+                   << "tokens " << v1::DType_Name(precision.token) << ", weights "
+                   << v1::DType_Name(precision.weight) << ", " << v1::Weighting_Name(weighting));
       v1::LayerConfig config = UsualLayer();
       config.set_token_dtype(precision.token);
       config.set_weight_dtype(precision.weight);

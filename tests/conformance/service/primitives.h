@@ -1,7 +1,8 @@
 // The five expert-parallel operations of one case through the service, beside the reference.
 //
-// Values are integers of at most 7 in magnitude and weights are 0.5 or 1, so that every sum of up to
-// 16 weighted rows is exact in f32, f16 and bf16, in any order: results are compared for equality.
+// Values are integers of at most 7 in magnitude and weights are 0.5 or 1, so that every sum of up
+// to 16 weighted rows is exact in f32, f16 and bf16, in any order: results are compared for
+// equality.
 #ifndef TESTS_CONFORMANCE_SERVICE_PRIMITIVES_H_
 #define TESTS_CONFORMANCE_SERVICE_PRIMITIVES_H_
 

@@ -153,8 +153,7 @@ TEST_P(ServiceTest, CombineBackwardFillsEveryValidSlotAndZeroesPads) {
   ASSERT_TRUE(p.Prepare());
   const PerRank gy = UniqueRows(p.tokens(), c.hidden, 5);
   const PerRank weights = HalfOrOne(p.rows(), 1);
-  EXPECT_EQ(p.CombineBackward(gy, nullptr),
-            reference::CombineBackward(p.layout(), c.hidden, gy));
+  EXPECT_EQ(p.CombineBackward(gy, nullptr), reference::CombineBackward(p.layout(), c.hidden, gy));
   EXPECT_EQ(p.CombineBackward(gy, &weights),
             reference::CombineBackward(p.layout(), c.hidden, gy, &weights));
 }

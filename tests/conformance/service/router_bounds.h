@@ -44,10 +44,10 @@ inline bool IsClearChoice(const reference::RouterConfig& config, const std::vect
 
 // One rank's tokens through the router.
 struct RoutedTokens {
-  std::vector<double> logits;         // [T, E]
-  std::vector<double> logits_error;   // [T]: the largest error of a token's logits.
-  reference::RouterChoice choice;     // [T, K]
-  BoundedRow weights;                 // [T, K]
+  std::vector<double> logits;        // [T, E]
+  std::vector<double> logits_error;  // [T]: the largest error of a token's logits.
+  reference::RouterChoice choice;    // [T, K]
+  BoundedRow weights;                // [T, K]
 };
 
 // A route weight is computed from the service's logits and rounded to f32 once. Each map from
@@ -101,8 +101,8 @@ inline BoundedRow BoundLogitsGradient(const reference::RouterConfig& config,
     double errors = 0;
     double magnitudes = 0;
     for (int64_t k = 0; k < config.top_k; ++k) {
-      const Bounded& g = weights_gradient[token * static_cast<size_t>(config.top_k) +
-                                          static_cast<size_t>(k)];
+      const Bounded& g =
+          weights_gradient[token * static_cast<size_t>(config.top_k) + static_cast<size_t>(k)];
       errors += g.error;
       magnitudes += std::abs(g.value) + g.error;
     }

@@ -75,8 +75,8 @@ TEST_P(ServiceTest, RouterOnTheServerAfterAnUpdateMatchesTheReference) {
   config.mutable_router()->set_on_server(true);
   config.set_aux_loss_coefficient(0.5);
   // The update sums the router's gradient over all ranks: its copies must stay equal.
-  LayerCheck(*this,
-             {.config = config, .routing = RoutingKind::kLayerRouter, .train_first = true}, random)
+  LayerCheck(*this, {.config = config, .routing = RoutingKind::kLayerRouter, .train_first = true},
+             random)
       .Run();
 }
 
@@ -104,8 +104,8 @@ TEST_P(ServiceTest, RoutersInNarrowPrecisionMatchTheReference) {
   SCOPED_TRACE(random.Trace());
   for (const v1::DType dtype : {v1::DTYPE_BF16, v1::DTYPE_F16}) {
     for (const v1::Weighting weighting : {v1::WEIGHTING_LATE, v1::WEIGHTING_EARLY}) {
-      SCOPED_TRACE(::testing::Message() << v1::DType_Name(dtype) << ", "
-                                        << v1::Weighting_Name(weighting));
+      SCOPED_TRACE(::testing::Message()
+                   << v1::DType_Name(dtype) << ", " << v1::Weighting_Name(weighting));
       v1::LayerConfig config = LayerOf(Routers().back());
       config.mutable_router()->set_on_server(true);
       config.set_token_dtype(dtype);
@@ -113,9 +113,7 @@ TEST_P(ServiceTest, RoutersInNarrowPrecisionMatchTheReference) {
       config.set_weighting(weighting);
       config.set_aux_loss_coefficient(0.25);
       LayerCheck(*this,
-                 {.config = config,
-                  .routing = RoutingKind::kLayerRouter,
-                  .aux_loss_gradient = 1},
+                 {.config = config, .routing = RoutingKind::kLayerRouter, .aux_loss_gradient = 1},
                  random)
           .Run();
     }

@@ -36,12 +36,12 @@ class Routes {
 };
 
 // One layer, one Prepare, every operation against the reference.
-#define CHECK_ROUTING(c, ids, salt)                                           \
-  do {                                                                        \
-    const std::string checked_layer = MakeLayer(LayerOf(c));                  \
-    Primitives checked(service(), checked_layer, c, ids);                     \
-    if (checked.Prepare()) checked.CheckAll(salt);                            \
-    ASSERT_FALSE(HasFailure()) << "the first routing that failed is enough";  \
+#define CHECK_ROUTING(c, ids, salt)                                          \
+  do {                                                                       \
+    const std::string checked_layer = MakeLayer(LayerOf(c));                 \
+    Primitives checked(service(), checked_layer, c, ids);                    \
+    if (checked.Prepare()) checked.CheckAll(salt);                           \
+    ASSERT_FALSE(HasFailure()) << "the first routing that failed is enough"; \
   } while (false)
 
 TEST_P(ServiceTest, TwoLayersInFlightDoNotTouchEachOther) {
@@ -192,10 +192,9 @@ TEST_P(ServiceTest, MostTokensThatTheGroupAllows) {
   SCOPED_TRACE(random.Trace());
   const PrimitiveCase c = {
       .experts = 2 * world(), .top_k = 2, .hidden = 96, .alignment = 1, .dtype = v1::DTYPE_F32};
-  CHECK_ROUTING(c,
-                random.Ids(Routes(world()).Same(DefaultGroup().max_tokens_per_rank()), c.top_k,
-                           c.experts),
-                130);
+  CHECK_ROUTING(
+      c, random.Ids(Routes(world()).Same(DefaultGroup().max_tokens_per_rank()), c.top_k, c.experts),
+      130);
 }
 
 TEST_P(ServiceTest, NarrowIdsMeanTheSameAsWideOnes) {

@@ -115,8 +115,8 @@ std::vector<std::vector<float>> ServiceTest::Shards(const std::string& layer_id,
   return shards;
 }
 
-std::vector<float> ServiceTest::Parameter(const std::string& layer_id,
-                                          const std::string& parameter, v1::ParameterKind kind) {
+std::vector<float> ServiceTest::Parameter(const std::string& layer_id, const std::string& parameter,
+                                          v1::ParameterKind kind) {
   const std::vector<std::vector<float>> shards = Shards(layer_id, parameter, kind);
   if (parameter == "router" || parameter == "router_bias") {
     for (const auto& shard : shards) EXPECT_EQ(shard, shards.front()) << parameter;

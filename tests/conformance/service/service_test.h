@@ -18,9 +18,9 @@
 
 namespace expertd::conformance {
 
-#define ASSERT_OK(expression)                        \
-  do {                                               \
-    const auto& ok_result = (expression);            \
+#define ASSERT_OK(expression)                             \
+  do {                                                    \
+    const auto& ok_result = (expression);                 \
     ASSERT_TRUE(ok_result.ok()) << StatusText(ok_result); \
   } while (false)
 

@@ -134,8 +134,7 @@ TEST_P(ServiceTest, ParameterShardsAreWhereTheMetadataSays) {
     if (tensor.name() == "tokens" || tensor.name() == "output") continue;
     SCOPED_TRACE(tensor.name());
     for (int64_t rank = 0; rank < world(); ++rank) {
-      const auto shard =
-          service().Shard(rank, layer_id, tensor.name(), v1::PARAMETER_KIND_COMPUTE);
+      const auto shard = service().Shard(rank, layer_id, tensor.name(), v1::PARAMETER_KIND_COMPUTE);
       ASSERT_OK(shard);
       const v1::Slice& want = tensor.shards(static_cast<int>(rank)).slice();
       EXPECT_EQ(shard->slice.ShortDebugString(), want.ShortDebugString());

@@ -174,8 +174,7 @@ TEST_P(ServiceTest, SgdWithMomentumMatchesTheReference) {
     // The velocity is at most a geometric series of gradients.
     largest = std::max(largest, LargestGradient(update));
     ExpectUpdated(update, want, 0.125 * largest / (1 - 0.75));
-    EXPECT_NEAR(update.norm, reference::GlobalNorm(Pointers(update.gradients)),
-                1e-6 * update.norm);
+    EXPECT_NEAR(update.norm, reference::GlobalNorm(Pointers(update.gradients)), 1e-6 * update.norm);
   }
 }
 

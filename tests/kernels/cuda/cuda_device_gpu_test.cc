@@ -79,8 +79,8 @@ TEST(CudaDevice, AGuardEndsAWaitForTheDevice) {
   const DeviceBuffer from = *device.Allocate(int64_t{4} << 30);
   const DeviceBuffer to = *device.Allocate(int64_t{4} << 30);
   device.AddGuard(&guard);
-  EXPECT_TRUE(HasReason(device.CopyOnDevice(to.data(), from.data(), from.size()),
-                        Reason::kCancelled));
+  EXPECT_TRUE(
+      HasReason(device.CopyOnDevice(to.data(), from.data(), from.size()), Reason::kCancelled));
   device.RemoveGuard(&guard);
   EXPECT_TRUE(device.Drain().ok());
 }
@@ -101,9 +101,9 @@ TEST(CudaBackends, AGpuListsWhatItServesAndWhyNot) {
   EXPECT_EQ(reason(ListRecipes(*device), "fp8_current"), "not available yet");
   EXPECT_THAT(reason(ListRecipes(*device), "nvfp4"), testing::HasSubstr("10.0"));
   EXPECT_EQ(DefaultEpBackend(*device), "nccl");
-  EXPECT_EQ((*CreateExpertMlp("", *device, {.local_experts = 1, .hidden = 8, .intermediate = 8}))
-                ->name(),
-            "cublaslt");
+  EXPECT_EQ(
+      (*CreateExpertMlp("", *device, {.local_experts = 1, .hidden = 8, .intermediate = 8}))->name(),
+      "cublaslt");
 }
 
 }  // namespace

@@ -4,8 +4,8 @@
 namespace expertd::conformance {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Gpu, EpCapacity, testing::Combine(testing::Values("nccl"), testing::Values(1)),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Gpu, EpCapacity,
+                         testing::Combine(testing::Values("nccl"), testing::Values(1)), NameOf);
 
 }  // namespace
 }  // namespace expertd::conformance

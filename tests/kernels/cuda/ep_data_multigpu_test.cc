@@ -4,8 +4,8 @@
 namespace expertd::conformance {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(MultiGpu, EpData, testing::Combine(testing::Values("nccl"), testing::Values(2)),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(MultiGpu, EpData,
+                         testing::Combine(testing::Values("nccl"), testing::Values(2)), NameOf);
 
 }  // namespace
 }  // namespace expertd::conformance

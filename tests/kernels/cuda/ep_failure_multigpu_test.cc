@@ -110,15 +110,15 @@ TEST(NcclStress, HundredsOfStepsOfRandomSizeAndDelayStayInOrder) {
   EpWorld world("nccl", 2);
   std::mt19937 random(77);
   for (int step = 0; step < 300; ++step) {
-    Scenario scenario = {.name = "stress",
-                         .experts_per_rank = 1 + static_cast<int64_t>(random() % 5),
-                         .top_k = 1 + static_cast<int64_t>(random() % 4),
-                         .alignment = int64_t{1} << (random() % 4),
-                         .hidden = 1 + static_cast<int64_t>(random() % 70),
-                         .tokens = {static_cast<int64_t>(random() % 60),
-                                    static_cast<int64_t>(random() % 60)},
-                         .routes = Routes::kHoles,
-                         .seed = static_cast<uint32_t>(random())};
+    Scenario scenario = {
+        .name = "stress",
+        .experts_per_rank = 1 + static_cast<int64_t>(random() % 5),
+        .top_k = 1 + static_cast<int64_t>(random() % 4),
+        .alignment = int64_t{1} << (random() % 4),
+        .hidden = 1 + static_cast<int64_t>(random() % 70),
+        .tokens = {static_cast<int64_t>(random() % 60), static_cast<int64_t>(random() % 60)},
+        .routes = Routes::kHoles,
+        .seed = static_cast<uint32_t>(random())};
     const Problem problem = MakeProblem(scenario, 2);
     const Layout layout = BuildLayout(problem);
     const Handles handles = PrepareAll(world, problem);

@@ -42,12 +42,14 @@ TEST(EpLarge, ThreeHundredThousandRowsOfSevenThousand) {
   const DeviceBuffer y = *gpu->Allocate(kBytes);
   // Rows are marked, not filled: their first and last elements say which they are.
   ASSERT_TRUE(gpu->Zero(x.data(), kBytes).ok());
-  std::vector<int64_t> probes = {0, 1, 149796, 149797, 299592, 299593, 299999};  // around 2^30, 2^31
+  std::vector<int64_t> probes = {0,      1,      149796, 149797,
+                                 299592, 299593, 299999};  // around 2^30, 2^31
   const auto mark = [](int64_t token) { return static_cast<uint16_t>(0x3f80 + token % 64); };
   std::vector<uint16_t> row(kHidden);
   for (int64_t token : probes) {
     for (uint16_t& value : row) value = mark(token);
-    ASSERT_TRUE(gpu->CopyToDevice(x.as<uint16_t>() + token * kHidden, row.data(), 2 * kHidden).ok());
+    ASSERT_TRUE(
+        gpu->CopyToDevice(x.as<uint16_t>() + token * kHidden, row.data(), 2 * kHidden).ok());
   }
   ASSERT_TRUE(ep->Dispatch(Next(2), **handle, {x.data(), DType::kBF16, kTokens, kHidden}, nullptr,
                            {recv.data(), DType::kBF16, total, kHidden}, nullptr)
@@ -59,7 +61,8 @@ TEST(EpLarge, ThreeHundredThousandRowsOfSevenThousand) {
       slot += (*handle)->counts().padded_per_expert[static_cast<size_t>(e)];
     }
     for (int64_t t = 0; t < token; ++t) slot += t * 7 % kExperts == expert ? 1 : 0;
-    ASSERT_TRUE(gpu->CopyToHost(row.data(), recv.as<uint16_t>() + slot * kHidden, 2 * kHidden).ok());
+    ASSERT_TRUE(
+        gpu->CopyToHost(row.data(), recv.as<uint16_t>() + slot * kHidden, 2 * kHidden).ok());
     EXPECT_EQ(row, std::vector<uint16_t>(kHidden, mark(token))) << "token " << token;
   }
   ASSERT_TRUE(ep->Combine(Next(3), **handle, {recv.data(), DType::kBF16, total, kHidden}, nullptr,
@@ -75,8 +78,8 @@ TEST(EpSteady, StepsOfAKnownSizeAllocateNothing) {
   constexpr int64_t kTokens = 500, kHidden = 64, kExperts = 8, kTopK = 2;
   auto gpu = MakeGpu();
   auto ep = MakeEp(*gpu, kTokens, kHidden, kExperts);
-  auto mlp = *CreateExpertMlp(
-      "", *gpu, {.local_experts = kExperts, .hidden = kHidden, .intermediate = 32});
+  auto mlp = *CreateExpertMlp("", *gpu,
+                              {.local_experts = kExperts, .hidden = kHidden, .intermediate = 32});
   const DeviceBuffer gate_up = Upload(*gpu, std::vector<uint16_t>(kExperts * kHidden * 64, 0));
   const DeviceBuffer down = Upload(*gpu, std::vector<uint16_t>(kExperts * 32 * kHidden, 0));
   int64_t blocks = 0;

@@ -1,8 +1,8 @@
 // Two ranks that look like two hosts to NCCL: the network path, on one GPU, one process a rank.
 //
-// The test runs this binary twice more, with another NCCL_HOSTID and rank each; both do the same steps
-// and exchange blobs through files. NCCL takes two ranks on one GPU only because it believes in two
-// hosts.
+// The test runs this binary twice more, with another NCCL_HOSTID and rank each; both do the same
+// steps and exchange blobs through files. NCCL takes two ranks on one GPU only because it believes
+// in two hosts.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -31,7 +31,8 @@ SteadyTime Soon(int seconds) { return Clock::Real().Now() + std::chrono::seconds
 
 class FileExchange final : public BootstrapExchange {
  public:
-  FileExchange(std::filesystem::path folder, int64_t rank) : folder_(std::move(folder)), rank_(rank) {}
+  FileExchange(std::filesystem::path folder, int64_t rank)
+      : folder_(std::move(folder)), rank_(rank) {}
 
   absl::StatusOr<std::vector<std::string>> AllGather(std::string_view stage, std::string_view blob,
                                                      SteadyTime deadline) override {
@@ -39,7 +40,8 @@ class FileExchange final : public BootstrapExchange {
     std::replace(name.begin(), name.end(), '/', '_');
     const auto path = [&](int64_t rank) { return folder_ / StrCat(name, ".", rank); };
     const std::filesystem::path part = folder_ / StrCat("part.", rank_);
-    std::ofstream(part, std::ios::binary).write(blob.data(), static_cast<std::streamsize>(blob.size()));
+    std::ofstream(part, std::ios::binary)
+        .write(blob.data(), static_cast<std::streamsize>(blob.size()));
     std::filesystem::rename(part, path(rank_));
     std::vector<std::string> blobs;
     for (int64_t rank = 0; rank < kWorld; ++rank) {
@@ -70,9 +72,9 @@ class Rank {
     const auto index = static_cast<size_t>(rank_);
     const RankInput& input = problem.ranks[index];
     const std::vector<SlotSource>& slots = layout.slots[index];
-    auto handle = ep_.Prepare(
-        Next(), {{input.ids.data(), DType::kI64, input.tokens, problem.top_k}, problem.experts,
-                 scenario.alignment});
+    auto handle = ep_.Prepare(Next(), {{input.ids.data(), DType::kI64, input.tokens, problem.top_k},
+                                       problem.experts,
+                                       scenario.alignment});
     ASSERT_TRUE(handle.ok()) << handle.status();
     EXPECT_EQ((*handle)->counts().padded_per_expert, layout.counts[index].padded_per_expert);
     ASSERT_EQ((*handle)->counts().total, static_cast<int64_t>(slots.size()));
@@ -80,8 +82,8 @@ class Rank {
     TestMatrix x = TokenRows(problem, rank_, dtype, 7);
     TestMatrix recv(dtype, static_cast<int64_t>(slots.size()) + 4, scenario.hidden);
     std::vector<float> recv_w(slots.size() + 4, -77.0f);
-    absl::Status status = ep_.Dispatch(Next(), **handle, x.view(), input.weights.data(),
-                                       recv.view(), recv_w.data());
+    absl::Status status =
+        ep_.Dispatch(Next(), **handle, x.view(), input.weights.data(), recv.view(), recv_w.data());
     ASSERT_TRUE(status.ok()) << status;
     for (size_t slot = 0; slot < slots.size(); ++slot) {
       const auto row = static_cast<int64_t>(slot);
@@ -94,13 +96,14 @@ class Rank {
       for (int64_t h = 0; h < scenario.hidden; ++h) {
         ASSERT_EQ(recv.Get(row, h), RowValue(from.source, from.token, h, 7)) << "slot " << slot;
       }
-      ASSERT_EQ(recv_w[slot], problem.ranks[static_cast<size_t>(from.source)]
-                                  .weights[static_cast<size_t>(from.token * problem.top_k + from.k)]);
+      ASSERT_EQ(recv_w[slot],
+                problem.ranks[static_cast<size_t>(from.source)]
+                    .weights[static_cast<size_t>(from.token * problem.top_k + from.k)]);
     }
     TestMatrix y(dtype, input.tokens, scenario.hidden);
     std::vector<float> routes(input.ids.size(), -77.0f);
-    status = ep_.DispatchBackward(Next(), **handle, recv.view(), recv_w.data(), y.view(),
-                                  routes.data());
+    status =
+        ep_.DispatchBackward(Next(), **handle, recv.view(), recv_w.data(), y.view(), routes.data());
     ASSERT_TRUE(status.ok()) << status;
     for (size_t i = 0; i < routes.size(); ++i) {
       ASSERT_EQ(routes[i], input.ids[i] < 0 ? 0.0f : input.weights[i]);
@@ -128,7 +131,8 @@ class Rank {
     ASSERT_EQ(own, expected);
   }
 
-  // The peer does not come: Cancel ends the wait, the communicator is given up, the device works on.
+  // The peer does not come: Cancel ends the wait, the communicator is given up, the device works
+  // on.
   void WaitAloneUntilCancelled() {
     const OpContext context = Next();
     SteadyTime start;
@@ -174,17 +178,23 @@ TEST(NcclNetwork, DISABLED_Rank) {
                                 .max_hidden = 4096,
                                 .max_top_k = 64,
                                 .max_experts = 1024};
-  auto made = CreateEpBackend("nccl", **device, config,
-                              {.exchange = &exchange, .deadline = Soon(40)});
+  auto made =
+      CreateEpBackend("nccl", **device, config, {.exchange = &exchange, .deadline = Soon(40)});
   ASSERT_TRUE(made.ok()) << made.status();
   StagedEp ep(**device, *std::move(made));
   Rank self(ep, rank);
   for (DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     self.RunScenario({.name = "plain", .hidden = 7, .tokens = {9, 4}}, dtype);
-    self.RunScenario({.name = "holes", .top_k = 3, .alignment = 8, .tokens = {21, 30},
-                      .routes = Routes::kHoles}, dtype);
-    self.RunScenario({.name = "many", .experts_per_rank = 64, .top_k = 8, .alignment = 128,
-                      .hidden = 256, .tokens = {300, 257}}, dtype);
+    self.RunScenario(
+        {.name = "holes", .top_k = 3, .alignment = 8, .tokens = {21, 30}, .routes = Routes::kHoles},
+        dtype);
+    self.RunScenario({.name = "many",
+                      .experts_per_rank = 64,
+                      .top_k = 8,
+                      .alignment = 128,
+                      .hidden = 256,
+                      .tokens = {300, 257}},
+                     dtype);
     self.RunScenario({.name = "one_side", .tokens = {8}, .routes = Routes::kNotToLastRank}, dtype);
     self.RunScenario({.name = "no_tokens", .alignment = 4, .tokens = {0, 9}}, dtype);
     self.RunScenario({.name = "nobody", .tokens = {0}}, dtype);

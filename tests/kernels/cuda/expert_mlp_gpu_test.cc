@@ -90,7 +90,8 @@ TEST_F(WavesGpu, ForwardAndDgradAreWithinTheirBounds) {
   }
 }
 
-// Sums of 33 products of values up to 2 * 2 * 2: any two orders differ by at most 37 * 2^-22 of 264.
+// Sums of 33 products of values up to 2 * 2 * 2: any two orders differ by at most 37 * 2^-22 of
+// 264.
 TEST_F(WavesGpu, WgradIsThatOfOneWave) {
   const Case c = Cases()[4];
   std::vector<float> results[2];

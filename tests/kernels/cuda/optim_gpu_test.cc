@@ -45,10 +45,8 @@ TEST_P(OptimGpu, InitialWeightsHaveTheCpusBits) {
 TEST_P(OptimGpu, SgdHasTheCpusBits) {
   const std::vector<float> gradient = Random(1);
   for (const double momentum : {0.0, 0.9}) {
-    const SgdArgs args = {.learning_rate = 0.031,
-                          .momentum = momentum,
-                          .weight_decay = 0.01,
-                          .gradient_scale = 0.37};
+    const SgdArgs args = {
+        .learning_rate = 0.031, .momentum = momentum, .weight_decay = 0.01, .gradient_scale = 0.37};
     std::vector<float> weight = Random(2);
     std::vector<float> buffer = Random(3);
     const DeviceBuffer on_weight = Upload(*gpu_, weight);
@@ -81,14 +79,12 @@ TEST_P(OptimGpu, AdamWHasTheCpusBits) {
   const DeviceBuffer on_first = Upload(*gpu_, first);
   const DeviceBuffer on_second = Upload(*gpu_, second);
   for (int64_t step = 1; step <= 3; ++step) {
-    const AdamWArgs args = {.learning_rate = 1e-3,
-                            .weight_decay = 0.1,
-                            .gradient_scale = 0.5,
-                            .step = step};
-    ASSERT_TRUE(on_cpu_
-                    ->AdamW(args, gradient.data(), GetParam(), first.data(), second.data(),
-                            weight.data())
-                    .ok());
+    const AdamWArgs args = {
+        .learning_rate = 1e-3, .weight_decay = 0.1, .gradient_scale = 0.5, .step = step};
+    ASSERT_TRUE(
+        on_cpu_
+            ->AdamW(args, gradient.data(), GetParam(), first.data(), second.data(), weight.data())
+            .ok());
     ASSERT_TRUE(on_gpu_
                     ->AdamW(args, on_gradient.as<float>(), GetParam(), on_first.as<float>(),
                             on_second.as<float>(), on_weight.as<float>())
@@ -101,8 +97,10 @@ TEST_P(OptimGpu, AdamWHasTheCpusBits) {
 
 TEST_P(OptimGpu, RoundingHasTheCpusBits) {
   std::vector<float> from = Random(8, -70000, 70000);
-  const float special[] = {0.0f, -0.0f, 1e-40f, 65519.9f, 65520.0f, 1.00390625f, 1.01171875f,
-                           std::numeric_limits<float>::infinity(), 3.0e-8f, 2.9e-8f};
+  const float special[] = {
+      0.0f,     -0.0f,       1e-40f,      65519.9f,
+      65520.0f, 1.00390625f, 1.01171875f, std::numeric_limits<float>::infinity(),
+      3.0e-8f,  2.9e-8f};
   for (size_t i = 0; i < std::size(special) && i < from.size(); ++i) from[i] = special[i];
   const DeviceBuffer on_from = Upload(*gpu_, from);
   for (DType dtype : {DType::kBF16, DType::kF16}) {
@@ -130,8 +128,8 @@ TEST_P(OptimGpu, InspectSumsSquaresTheSameWayEachTime) {
 
 TEST_P(OptimGpu, InspectFindsASingleSpecialValueAnywhere) {
   if (GetParam() == 0) return;
-  for (float bad : {std::numeric_limits<float>::infinity(),
-                    std::numeric_limits<float>::quiet_NaN()}) {
+  for (float bad :
+       {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     for (int64_t at : {int64_t{0}, GetParam() / 2, GetParam() - 1}) {
       std::vector<float> gradient = Random(10);
       gradient[static_cast<size_t>(at)] = bad;

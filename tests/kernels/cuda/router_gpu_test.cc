@@ -97,8 +97,8 @@ TEST_P(RouterGpu, SelectionGradientIsTheCpus) {
   const DeviceBuffer grad = Upload(*gpu_, grad_weights_);
   const DeviceBuffer out = Upload(*gpu_, std::vector<float>(logits_.size(), -7));
   ASSERT_TRUE(on_gpu_
-                  ->SelectBackward(config_, logits.as<float>(), ids.as<int64_t>(),
-                                   grad.as<float>(), kTokens, out.as<float>())
+                  ->SelectBackward(config_, logits.as<float>(), ids.as<int64_t>(), grad.as<float>(),
+                                   kTokens, out.as<float>())
                   .ok());
   ExpectClose(Download<float>(*gpu_, out), want, 0x1p-22, 1e-12);
 }
@@ -106,10 +106,10 @@ TEST_P(RouterGpu, SelectionGradientIsTheCpus) {
 TEST_P(RouterGpu, AuxiliaryLossAndItsGradientAreTheCpus) {
   const auto experts = static_cast<size_t>(config_.expert_count);
   std::vector<float> routed(experts), affinity(experts);
-  ASSERT_TRUE(on_cpu_
-                  ->AuxSums(config_, logits_.data(), ids_.data(), kTokens, routed.data(),
-                            affinity.data())
-                  .ok());
+  ASSERT_TRUE(
+      on_cpu_
+          ->AuxSums(config_, logits_.data(), ids_.data(), kTokens, routed.data(), affinity.data())
+          .ok());
   std::vector<float> want = logits_;  // something to add to
   ASSERT_TRUE(
       on_cpu_->AuxBackward(config_, logits_.data(), bias_.data(), kTokens, want.data()).ok());
@@ -122,10 +122,10 @@ TEST_P(RouterGpu, AuxiliaryLossAndItsGradientAreTheCpus) {
                   ->AuxSums(config_, logits.as<float>(), ids.as<int64_t>(), kTokens,
                             sums.as<float>(), sums.as<float>() + experts)
                   .ok());
-  ASSERT_TRUE(on_gpu_
-                  ->AuxBackward(config_, logits.as<float>(), scale.as<float>(), kTokens,
-                                grad.as<float>())
-                  .ok());
+  ASSERT_TRUE(
+      on_gpu_
+          ->AuxBackward(config_, logits.as<float>(), scale.as<float>(), kTokens, grad.as<float>())
+          .ok());
   const std::vector<float> got = Download<float>(*gpu_, sums);
   EXPECT_EQ(std::vector<float>(got.begin(), got.begin() + static_cast<ptrdiff_t>(experts)), routed);
   ExpectClose({got.begin() + static_cast<ptrdiff_t>(experts), got.end()}, affinity, 0x1p-23, 0);
@@ -135,8 +135,8 @@ TEST_P(RouterGpu, AuxiliaryLossAndItsGradientAreTheCpus) {
 INSTANTIATE_TEST_SUITE_P(Variants, RouterGpu, testing::ValuesIn(Variants()),
                          [](const auto& info) { return info.param.name; });
 
-// Logits, their gradients and AddTo, for every token dtype. Sums of n products in f32, in any order,
-// are within (n + 4) 2^-23 of the sum of magnitudes.
+// Logits, their gradients and AddTo, for every token dtype. Sums of n products in f32, in any
+// order, are within (n + 4) 2^-23 of the sum of magnitudes.
 class RouterProductsGpu : public testing::TestWithParam<DType> {};
 
 TEST_P(RouterProductsGpu, LogitsAndGradientsAreWithinTheirBounds) {
@@ -184,9 +184,8 @@ TEST_P(RouterProductsGpu, LogitsAndGradientsAreWithinTheirBounds) {
   const std::vector<float> got_weight = Download<float>(*gpu, grad_weight);
   for (int64_t t = 0; t < tokens; ++t) {
     for (int64_t e = 0; e < experts; ++e) {
-      expect(got_logits[static_cast<size_t>(t * experts + e)], 0, hidden, [&](int64_t h) {
-        return x.Get(t * hidden + h) * at(weight, h * experts + e);
-      });
+      expect(got_logits[static_cast<size_t>(t * experts + e)], 0, hidden,
+             [&](int64_t h) { return x.Get(t * hidden + h) * at(weight, h * experts + e); });
     }
     for (int64_t h = 0; h < hidden; ++h) {
       expect(got_x[static_cast<size_t>(t * hidden + h)], 1.5, experts, [&](int64_t e) {
@@ -196,9 +195,8 @@ TEST_P(RouterProductsGpu, LogitsAndGradientsAreWithinTheirBounds) {
   }
   for (int64_t h = 0; h < hidden; ++h) {
     for (int64_t e = 0; e < experts; ++e) {
-      expect(got_weight[static_cast<size_t>(h * experts + e)], 2.5, tokens, [&](int64_t t) {
-        return x.Get(t * hidden + h) * at(grad_logits, t * experts + e);
-      });
+      expect(got_weight[static_cast<size_t>(h * experts + e)], 2.5, tokens,
+             [&](int64_t t) { return x.Get(t * hidden + h) * at(grad_logits, t * experts + e); });
     }
   }
 }

@@ -36,7 +36,7 @@ std::unique_ptr<Server> StartServer(engine::Engine& engine, int port) {
   return server.ok() ? *std::move(server) : nullptr;
 }
 
-const std::shared_ptr<Gate>& Gate() {
+const std::shared_ptr<Gate>& TestGate() {
   static const auto* const gate = new auto(std::make_shared<Gate>());
   return *gate;
 }
@@ -45,7 +45,7 @@ const std::shared_ptr<Gate>& Gate() {
 std::unique_ptr<PeerClient> MakeClient(int port) {
   const std::vector<engine::Member> members = {{0, "127.0.0.1:1", 1},
                                                {1, observe::JoinHostPort("127.0.0.1", port), 2}};
-  return std::make_unique<PeerClient>(members, 0, grpc::InsecureChannelCredentials(), Gate());
+  return std::make_unique<PeerClient>(members, 0, grpc::InsecureChannelCredentials(), TestGate());
 }
 
 engine::PeerRecord Record() {
@@ -171,7 +171,7 @@ TEST(PeerClientTest, DestructionAnswersWhatIsInFlight) {
     client = nullptr;
     ASSERT_EQ(future.wait_for(seconds(30)), std::future_status::ready);
     EXPECT_EQ(ReasonOf(future.get()), Reason::kCancelled);
-    EXPECT_TRUE(Gate()->WaitUntilEmpty(Clock::Real().Now() + seconds(30)));
+    EXPECT_TRUE(TestGate()->WaitUntilEmpty(Clock::Real().Now() + seconds(30)));
     close(*silent);
   }
 }

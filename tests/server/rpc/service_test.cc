@@ -327,6 +327,43 @@ TEST_F(ServiceTest, OversizeRequestIsRefusedByTheTransport) {
   EXPECT_NE(status.message().find("4194304"), absl::string_view::npos) << status;
 }
 
+TEST_F(ServiceTest, ShutdownWaitsForACollectiveAndItsAnswerArrives) {
+  std::promise<std::pair<std::shared_ptr<engine::Operation>, engine::OperationCallback>> submitted;
+  engine_.on_submit = [&](std::shared_ptr<engine::Operation> op, engine::OperationCallback done) {
+    submitted.set_value({std::move(op), std::move(done)});
+  };
+  std::thread caller([&] {
+    v1::ApplyGradientsResponse response;
+    const absl::Status status = Call(kApply, Apply(), &response);
+    EXPECT_TRUE(status.ok()) << status;
+  });
+  auto [op, done] = submitted.get_future().get();
+  std::thread stopper([&] { server_->Shutdown(Clock::Real().Now() + seconds(30)); });
+  done(op);
+  stopper.join();
+  caller.join();
+}
+
+TEST_F(ServiceTest, ShutdownCancelsACollectiveThatIsNotAnsweredInTime) {
+  std::promise<std::pair<std::shared_ptr<engine::Operation>, engine::OperationCallback>> submitted;
+  std::promise<void> cancelled;
+  engine_.on_submit = [&](std::shared_ptr<engine::Operation> op, engine::OperationCallback done) {
+    submitted.set_value({std::move(op), std::move(done)});
+  };
+  engine_.on_cancel = [&](const engine::StepHeader&) { cancelled.set_value(); };
+  std::thread caller([&] {
+    v1::ApplyGradientsResponse response;
+    EXPECT_FALSE(Call(kApply, Apply(), &response).ok());
+  });
+  auto [op, done] = submitted.get_future().get();
+  std::thread stopper([&] { server_->Shutdown(Clock::Real().Now() + milliseconds(50)); });
+  cancelled.get_future().get();
+  op->status = Error(Reason::kCancelled).Text("stopping");
+  done(op);
+  stopper.join();
+  caller.join();
+}
+
 TEST_F(ServiceTest, ShutdownWithALongPollDoesNotWaitForIt) {
   std::thread caller([&] {
     v1::WatchGroupRequest request;
