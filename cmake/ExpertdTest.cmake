@@ -50,7 +50,7 @@ function(expertd_all_tests)
     get_filename_component(name "${fuzzer}" NAME_WE)
     set_source_files_properties("${fuzzer}" PROPERTIES
       COMPILE_DEFINITIONS "LLVMFuzzerTestOneInput=Run_${name}")
-    list(APPEND sources_of_fuzz "${fuzzer}")
+    list(APPEND sources_of_fuzz_test "${fuzzer}")
   endforeach()
   foreach(binary IN LISTS binaries)
     expertd_test_binary(${binary} "${folder_of_${binary}}" ${sources_of_${binary}})

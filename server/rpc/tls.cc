@@ -9,7 +9,7 @@ namespace {
 
 using grpc::experimental::FileWatcherCertificateProvider;
 
-constexpr unsigned int kRefreshSeconds = 5;
+constexpr unsigned int kRefreshSeconds = 2;
 
 }  // namespace
 

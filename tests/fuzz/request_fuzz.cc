@@ -4,6 +4,7 @@
 #include "expertd/v1/layer_service.pb.h"
 #include "expertd/v1/peer_service.pb.h"
 #include "expertd/v1/step_service.pb.h"
+#include "google/protobuf/stubs/logging.h"
 #include "server/rpc/convert_config.h"
 #include "server/rpc/convert_group.h"
 #include "server/rpc/convert_layer.h"
@@ -111,6 +112,8 @@ void Layer(Input& input) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  // Text that is no UTF-8 is refused by the parser, which also logs it.
+  [[maybe_unused]] static auto* const logger = google::protobuf::SetLogHandler(nullptr);
   Input input(data, size);
   switch (input.Byte() % 16) {
     case 0:
