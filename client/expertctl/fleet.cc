@@ -71,7 +71,8 @@ std::string BesideSelf(const std::string& name) {
   return (self.parent_path() / name).string();
 }
 
-absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Start(const std::string& program, int64_t count,
+absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Start(const std::string& program,
+                                                    const std::string& device, int64_t count,
                                                     absl::Time deadline) {
   if (access(program.c_str(), X_OK) != 0) {
     return absl::NotFoundError(StrCat(program, ": ", std::strerror(errno), "; build expertd"));
@@ -81,7 +82,7 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Start(const std::string& program, 
   const int64_t threads =
       std::max<int64_t>(1, static_cast<int64_t>(std::thread::hardware_concurrency()) / count);
   for (int64_t slot = 0; slot < count; ++slot) {
-    RETURN_IF_ERROR(fleet->StartOne(program, slot, threads));
+    RETURN_IF_ERROR(fleet->StartOne(program, device, slot, threads));
   }
   for (Child& child : fleet->children_) {
     absl::Status status = fleet->AwaitAddress(&child, deadline);
@@ -94,7 +95,8 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Start(const std::string& program, 
   return fleet;
 }
 
-absl::Status Fleet::StartOne(const std::string& program, int64_t slot, int64_t threads) {
+absl::Status Fleet::StartOne(const std::string& program, const std::string& device, int64_t slot,
+                             int64_t threads) {
   Child child;
   // In memory, without a name: nothing is left over however this process ends. O_APPEND, because
   // reading its end moves the offset that the child shares.
@@ -105,8 +107,10 @@ absl::Status Fleet::StartOne(const std::string& program, int64_t slot, int64_t t
     return absl::InternalError(StrCat("starting slot ", slot, ": ", std::strerror(errno)));
   }
   std::vector<std::string> words = {
-      program,      "--listen", "127.0.0.1:0", "--probe_listen", "127.0.0.1:0",  "--slot",
-      StrCat(slot), "--device", "cpu",         "--cpu_threads",  StrCat(threads)};
+      program,          "--listen",     "127.0.0.1:0",
+      "--probe_listen", "127.0.0.1:0",  "--slot",
+      StrCat(slot),     "--device",     device == "cpu" ? device : StrCat(device, ":", slot),
+      "--cpu_threads",  StrCat(threads)};
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);

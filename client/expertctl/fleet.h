@@ -18,11 +18,12 @@ namespace expertd::expertctl {
 // ties a child's life to the thread that made it.
 class Fleet {
  public:
-  // Starts `count` CPU daemons with slots 0..count-1 on ports that the kernel picks, and waits
-  // until each says where it listens. Call it before any gRPC call of this process. Errors:
-  // NOT_FOUND without the program; UNAVAILABLE with the log's end of a daemon that does not come up
-  // in time.
-  static absl::StatusOr<std::unique_ptr<Fleet>> Start(const std::string& program, int64_t count,
+  // Starts `count` daemons with slots 0..count-1, on `device` ("cpu", or "cuda": slot i on cuda:i),
+  // on ports that the kernel picks, and waits until each says where it listens. Call it before any
+  // gRPC call of this process. Errors: NOT_FOUND without the program; UNAVAILABLE with the log's
+  // end of a daemon that does not come up in time.
+  static absl::StatusOr<std::unique_ptr<Fleet>> Start(const std::string& program,
+                                                      const std::string& device, int64_t count,
                                                       absl::Time deadline);
 
   // Kills what still runs; Stop is the orderly way.
@@ -50,7 +51,8 @@ class Fleet {
   };
 
   Fleet() = default;
-  absl::Status StartOne(const std::string& program, int64_t slot, int64_t threads);
+  absl::Status StartOne(const std::string& program, const std::string& device, int64_t slot,
+                        int64_t threads);
   absl::Status AwaitAddress(Child* child, absl::Time deadline);
   // Reaps those that have ended; true when none runs any more.
   bool Reap();

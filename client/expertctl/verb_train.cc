@@ -38,9 +38,10 @@ struct TrainFlags {
   double seconds = 0;
   std::string data;
   bool demo = false;
-  int64_t world = 4;
+  std::string device = "cpu";
+  int64_t world = 0;
   int64_t seed = 1;
-  std::string backend = "gloo";
+  std::string backend;
 };
 
 absl::StatusOr<TrainFlags> ParseFlags(const Args& args) {
@@ -56,13 +57,18 @@ absl::StatusOr<TrainFlags> ParseFlags(const Args& args) {
           &flags.seconds);
   set.Add("data", "text file or folder; empty: the machine's license texts", &flags.data);
   set.Add("demo", "start --world daemons on this machine, and stop them at the end", &flags.demo);
-  set.Add("world", "daemons of --demo", &flags.world);
+  set.Add("device", "of --demo's daemons: cpu, or cuda for one GPU each", &flags.device);
+  set.Add("world", "daemons of --demo; 0: 4 on cpu, 2 on cuda", &flags.world);
   set.Add("seed", "of weights and batches", &flags.seed);
-  set.Add("backend", "of the group that --demo forms", &flags.backend);
+  set.Add("backend", "of the group that --demo forms; empty: the device's default", &flags.backend);
   RETURN_IF_ERROR(set.Parse(args));
   if (flags.steps < 0 || flags.seconds < 0) {
     return UsageError("need --steps and --seconds of 0 or more");
   }
+  if (flags.device != "cpu" && flags.device != "cuda") {
+    return UsageError(StrCat("--device: got ", flags.device, ", need cpu or cuda"));
+  }
+  if (flags.world == 0) flags.world = flags.device == "cpu" ? 4 : 2;
   if (flags.world < 1 || flags.world > 8 || 8 % flags.world != 0) {
     return UsageError(StrCat("--world: got ", flags.world, ", need 1, 2, 4 or 8"));
   }
@@ -178,8 +184,9 @@ int Report(const train::TrainResult& result, const client::Group& group) {
 
 absl::StatusOr<int> RunDemo(const TrainFlags& flags) {
   ASSIGN_OR_RETURN(const Plan plan, MakePlan(flags));
-  ASSIGN_OR_RETURN(const std::unique_ptr<Fleet> fleet,
-                   Fleet::Start(BesideSelf("expertd"), flags.world, absl::Now() + kStartTimeout));
+  ASSIGN_OR_RETURN(
+      const std::unique_ptr<Fleet> fleet,
+      Fleet::Start(BesideSelf("expertd"), flags.device, flags.world, absl::Now() + kStartTimeout));
   absl::FPrintF(stderr, "%d daemons listen on", flags.world);
   for (const std::string& host : fleet->hosts()) absl::FPrintF(stderr, " %s", host);
   absl::FPrintF(stderr, "\n");

@@ -238,12 +238,12 @@ TEST(FleetTest, FindsTheAddressInTheDaemonsLine) {
 }
 
 TEST(FleetTest, AMissingProgramIsNamed) {
-  const auto fleet = Fleet::Start("/no/such/expertd", 1, absl::Now() + absl::Seconds(1));
+  const auto fleet = Fleet::Start("/no/such/expertd", "cpu", 1, absl::Now() + absl::Seconds(1));
   EXPECT_TRUE(absl::IsNotFound(fleet.status()));
 }
 
 TEST(FleetTest, AProgramThatEndsAtOnceIsReported) {
-  const auto fleet = Fleet::Start("/bin/false", 2, absl::Now() + absl::Seconds(20));
+  const auto fleet = Fleet::Start("/bin/false", "cpu", 2, absl::Now() + absl::Seconds(20));
   EXPECT_TRUE(absl::IsUnavailable(fleet.status()));
   EXPECT_THAT(std::string(fleet.status().message()), HasSubstr("exited with code 1"));
 }
