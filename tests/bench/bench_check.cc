@@ -9,11 +9,11 @@
 namespace expertd::bench {
 namespace {
 
-// Rounding unit of a dtype: half the gap between 1 and the next value.
+// Largest relative error of rounding to a dtype: half the gap between 1 and the next value.
 double Unit(DType dtype) {
-  if (dtype == DType::kBF16) return std::ldexp(1.0, -9);
-  if (dtype == DType::kF16) return std::ldexp(1.0, -12);
-  return std::ldexp(1.0, -25);
+  if (dtype == DType::kBF16) return std::ldexp(1.0, -8);
+  if (dtype == DType::kF16) return std::ldexp(1.0, -11);
+  return std::ldexp(1.0, -24);
 }
 
 }  // namespace

@@ -141,6 +141,9 @@ class Benchmark {
       ASSIGN_OR_RETURN(const bool experts, ranks[rank]->CheckExperts());
       ASSIGN_OR_RETURN(const bool combine, ranks[rank]->CheckCombine(routing, ranks));
       correct = dispatch && experts && combine;
+      if (correct) continue;
+      std::cerr << workload.name << ": wrong on rank " << rank << (dispatch ? "" : " dispatch")
+                << (experts ? "" : " experts") << (combine ? "" : " combine") << "\n";
     }
     Row row;
     row.workload = workload;

@@ -29,12 +29,12 @@ protos=()
 case "$name" in
   request) sources+=(server/rpc/convert_*.cc server/engine/sharding.cc)
     protos=(types control_service layer_service peer_service step_service tensor_service) ;;
-  server_config) sources+=(server/config.cc server/config_source.cc)
+  server_config) sources+=(server/{config,config_source,exit_code,observe/listen_address}.cc)
     protos=(server_config) ;;
 esac
 
 out=build/fuzz
-mkdir -p "$out/gen" "$out/objects/$name"
+mkdir -p "$out/gen" "$out/objects"
 if ((${#protos[@]})); then
   googleapis="${EXPERTD_GOOGLEAPIS_DIR:-build/deps/googleapis}"
   protoc -I proto -I "$googleapis" "--cpp_out=$out/gen" proto/expertd/v1/*.proto
@@ -47,14 +47,14 @@ flags=(-std=c++20 -O1 -g1 -fno-omit-frame-pointer -fno-sanitize-recover=undefine
   -fsanitize=fuzzer,address,undefined -fprofile-instr-generate -fcoverage-mapping -w)
 objects=()
 for source in "${sources[@]}" "tests/fuzz/${name}_fuzz.cc"; do
-  object="$out/objects/$name/$(tr / _ <<< "$source").o"
+  object="$out/objects/$(tr / _ <<< "$source").o"
   objects+=("$object")
   printf '%s\0%s\0' "$source" "$object"
-done > "$out/objects/$name/list"
+done > "$out/objects/$name.list"
 compile() { [[ "$2" -nt "$1" ]] || "${@:3}" -c "$1" -o "$2"; }
 export -f compile
 xargs -0 -n 2 -P "$(nproc)" bash -c 'compile "$2" "$3" $1' bash \
-  "$clang ${flags[*]} ${includes[*]} -DGTEST_HAS_ABSL=0" < "$out/objects/$name/list"
+  "$clang ${flags[*]} ${includes[*]} -DGTEST_HAS_ABSL=0" < "$out/objects/$name.list"
 # shellcheck disable=SC2046  # pkg-config prints words
 "$clang" "${flags[@]}" -o "$out/$name" "${objects[@]}" $(pkg-config --libs "${packages[@]}") \
   "${libraries[@]}"

@@ -91,7 +91,7 @@ TEST(SequenceModelTest, ApplyIsAllOrToldByVersion) {
 }
 
 TEST(SequenceModelTest, ThreeRanksApply) {
-  ExpectSound(ExploreScope<3, 4>({.sequences = 2, .plan_a = {kApply, kForward}, .early = 1}));
+  ExpectSound(ExploreScope<3, 3>({.sequences = 1, .plan_a = {kApply}, .faults = 1, .early = 2}));
 }
 
 // A Backward or ClearGradients may end well on some ranks only; the next ApplyGradients must not

@@ -82,10 +82,11 @@ inline std::vector<double> LogitErrors(const std::vector<double>& x,
   return errors;
 }
 
-// The gradient of one rank's logits, [T, E], with its bounds. Each entry of the Jacobians of the
-// weights is at most the scaling factor, and moves by at most 8 times that per unit of change in
-// all logits; the auxiliary term is at most 2 max |scale| and moves alike. `aux` is the reference's
-// auxiliary part, [T, E], or empty; `aux_scale` the largest factor of an affinity's gradient.
+// The gradient of one rank's logits, [T, E], with its bounds. The errors of the weights' gradients
+// come through the Jacobian of the weights, whose entries are at most the scaling factor and move
+// by at most 8 times that per unit of change in all logits; the auxiliary term is at most
+// 2 max |scale| and moves alike. `aux` is the reference's auxiliary part, [T, E], or empty;
+// `aux_scale` the largest factor of an affinity's gradient.
 inline BoundedRow BoundLogitsGradient(const reference::RouterConfig& config,
                                       const RoutedTokens& tokens,
                                       const BoundedRow& weights_gradient,
@@ -95,19 +96,26 @@ inline BoundedRow BoundLogitsGradient(const reference::RouterConfig& config,
   std::vector<double> values =
       reference::ChooseExpertsBackward(config, tokens.logits, tokens.choice, gradient);
   const double scaling = std::max(1.0, std::abs(config.scaling_factor));
+  const auto top_k = static_cast<size_t>(config.top_k);
+  std::vector<std::vector<double>> jacobian;  // [K] of [T, E]: d weight k / d logit.
+  for (size_t k = 0; k < top_k; ++k) {
+    std::vector<double> unit(gradient.size(), 0.0);
+    for (size_t i = k; i < unit.size(); i += top_k) unit[i] = 1;
+    jacobian.push_back(
+        reference::ChooseExpertsBackward(config, tokens.logits, tokens.choice, unit));
+  }
   BoundedRow bounded;
   for (size_t i = 0; i < values.size(); ++i) {
     const size_t token = i / static_cast<size_t>(config.num_experts);
     double errors = 0;
     double magnitudes = 0;
-    for (int64_t k = 0; k < config.top_k; ++k) {
-      const Bounded& g =
-          weights_gradient[token * static_cast<size_t>(config.top_k) + static_cast<size_t>(k)];
-      errors += g.error;
+    for (size_t k = 0; k < top_k; ++k) {
+      const Bounded& g = weights_gradient[token * top_k + k];
+      errors += std::abs(jacobian[k][i]) * g.error;
       magnitudes += std::abs(g.value) + g.error;
     }
     const double moved = 8 * tokens.logits_error[token] + 8 * kUnitF32;
-    double error = scaling * (errors + moved * magnitudes);
+    double error = errors + scaling * moved * magnitudes;
     if (!aux.empty()) {
       values[i] += aux[i];
       error += 2 * (moved + 8 * kUnitF32) * aux_scale;
