@@ -26,6 +26,9 @@
 namespace expertd::expertctl {
 namespace {
 
+constexpr int kReapTries = 200;
+constexpr int kReapPauseMs = 10;
+
 constexpr absl::Duration kTermWait = absl::Seconds(8);
 constexpr absl::Duration kPoll = absl::Milliseconds(20);
 constexpr off_t kLogTail = 1500;
@@ -141,7 +144,14 @@ absl::Status Fleet::AwaitAddress(Child* child, absl::Time deadline) {
     if (count <= 0) continue;
     char buffer[4096];
     const ssize_t got = read(child->out, buffer, sizeof(buffer));
-    if (got <= 0) return absl::UnavailableError("a daemon ended before it listened");
+    if (got <= 0) {
+      // Its output closes a moment before its end can be seen, which the report shall name.
+      for (int tries = 0; child->pid > 0 && tries < kReapTries; ++tries) {
+        Reap();
+        poll(nullptr, 0, kReapPauseMs);
+      }
+      return absl::UnavailableError("a daemon ended before it listened");
+    }
     text.append(buffer, static_cast<size_t>(got));
     for (absl::string_view line : absl::StrSplit(text, '\n')) {
       child->address = ParseListening(std::string(line));
