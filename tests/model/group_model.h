@@ -120,6 +120,9 @@ class GroupSteps {
     Daemon& daemon = s.daemons[d];
     if (EpochOf(daemon) != epoch || MachineOf(daemon).state() != GroupState::kJoining) return;
     if (daemon.waiters == 0) return machines_.OnJoinFailed(daemon.machine, epoch);
+    for (int old = 1; old < epoch; ++old) {  // PeerBoard::Begin
+      s.records[d][old].config = s.records[d][old].ready = 0;
+    }
     daemon.board_open = 1;
     daemon.board_ended = 0;
     daemon.board_epoch = static_cast<uint8_t>(epoch);
@@ -159,6 +162,7 @@ class GroupSteps {
     const int epoch = daemon.join_epoch;
     daemon.stage = Stage::kNone;
     daemon.join_epoch = 0;
+    daemon.failed = 0;
     if (scope_.mutation != GroupMutation::kLateFinish && EpochOf(daemon) != epoch) return;
     if (ok) {
       machines_.OnJoined(daemon.machine, epoch);
@@ -178,7 +182,7 @@ class GroupSteps {
         epoch > daemon.board_epoch || (current && !daemon.board_open && !daemon.board_ended);
     if (early || (current && daemon.board_open)) {
       s.records[to][epoch].*kept |= static_cast<uint8_t>(1 << from);
-    } else if (s.daemons[from].board_epoch == epoch) {  // the sender learns of the refusal
+    } else if (s.daemons[from].join_epoch == epoch) {  // the sender learns of the refusal
       s.daemons[from].failed |= static_cast<uint8_t>(1 << to);
     }
   }

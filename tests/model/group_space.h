@@ -234,6 +234,8 @@ class GroupSpace {
       failed = failed || call == RpcState::kFailed;
       all_answered = all_answered && (call == RpcState::kOk || call == RpcState::kFailed);
       if (call == RpcState::kUnsent) {
+        // Daemons 1 and 2 are alike: the one that A reaches first may as well be 1.
+        if (c == 0 && d == 2 && controller.joins[1] == RpcState::kUnsent) continue;
         Do(s, emit, GroupEvent::kJoin, d, c, controller.epoch,
            [&](State& n) { steps_.JoinGroup(n, d, c); });
       } else if (s.leaves > 0) {

@@ -35,6 +35,7 @@ TEST(GroupModelTest, AFailedControllerBeginsAnew) {
 }
 
 struct Broken {
+  const char* name;
   GroupMutation mutation;
   std::string rule;  // that must speak
   int daemons = 2;   // how many it takes
@@ -52,12 +53,14 @@ TEST_P(GroupMutationTest, IsFound) {
   EXPECT_NE(result.trace, "");
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GroupMutationTest,
-                         ::testing::Values(Broken{GroupMutation::kSpendAnyClaim, "G6", 3},
-                                           Broken{GroupMutation::kShareClaim, "G2"},
-                                           Broken{GroupMutation::kForgetWaiters, "G3"},
-                                           Broken{GroupMutation::kReadyAlone, "G4"},
-                                           Broken{GroupMutation::kLateFinish, "G", 3}));
+INSTANTIATE_TEST_SUITE_P(
+    All, GroupMutationTest,
+    ::testing::Values(Broken{"SpendAnyClaim", GroupMutation::kSpendAnyClaim, "G6", 3},
+                      Broken{"ShareClaim", GroupMutation::kShareClaim, "G2"},
+                      Broken{"ForgetWaiters", GroupMutation::kForgetWaiters, "G3"},
+                      Broken{"ReadyAlone", GroupMutation::kReadyAlone, "G4"},
+                      Broken{"LateFinish", GroupMutation::kLateFinish, "G", 3}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace expertd::model

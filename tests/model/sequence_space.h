@@ -232,9 +232,8 @@ class SequenceSpace {
   }
 
   static uint32_t Loose(const Cell& cell) {
-    uint32_t sum =
-        static_cast<uint32_t>(std::popcount(cell.arrive_flight) + std::popcount(cell.vote_flight) +
-                              std::popcount(cell.close_flight));
+    int flights = std::popcount(cell.arrive_flight) + std::popcount(cell.vote_flight);
+    auto sum = static_cast<uint32_t>(flights + std::popcount(cell.close_flight));
     for (CallState call : cell.calls) {
       sum += call == CallState::kUnsent ? 20u : call == CallState::kWaiting ? 10u : 0u;
     }

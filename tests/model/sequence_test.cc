@@ -112,6 +112,7 @@ TEST(SequenceModelTest, GradientsOfDifferentBackwardsAreNeverApplied) {
 
 // Every rule catches what it is there for.
 struct Broken {
+  const char* name;
   Mutation mutation;
   std::string rule;  // that must speak
   Scope scope;
@@ -133,22 +134,32 @@ TEST_P(SequenceMutationTest, IsFound) {
 INSTANTIATE_TEST_SUITE_P(
     All, SequenceMutationTest,
     ::testing::Values(
-        Broken{Mutation::kSkipClose, "S9", {.sequences = 1, .plan_a = {kCreate}}},
-        Broken{Mutation::kRejectedStaysAway,
+        Broken{"SkipClose", Mutation::kSkipClose, "S9", {.sequences = 1, .plan_a = {kCreate}}},
+        Broken{"RejectedStaysAway",
+               Mutation::kRejectedStaysAway,
                "S9",
                {.sequences = 1, .plan_a = {kCreate}, .may_reject = true}},
-        Broken{Mutation::kForgetAbandoned,
+        Broken{"ForgetAbandoned",
+               Mutation::kForgetAbandoned,
                "no agreed sequence",
                {.sequences = 2, .plan_a = {kCreate, kCreate}, .early = 1}},
-        Broken{Mutation::kKeepClosed, "S9", {.sequences = 1, .plan_a = {kCreate}}},
-        Broken{Mutation::kEndTwice, "S", {.sequences = 2, .plan_a = {kCreate, kCreate}}},
+        Broken{"KeepClosed", Mutation::kKeepClosed, "S9", {.sequences = 1, .plan_a = {kCreate}}},
         Broken{
-            Mutation::kRerunReplies, "S3", {.sequences = 1, .plan_a = {kCreate}, .retries = true}},
-        Broken{Mutation::kApplyWithoutVote, "S4", {.sequences = 1, .plan_a = {kApply}, .early = 1}},
+            "EndTwice", Mutation::kEndTwice, "S", {.sequences = 2, .plan_a = {kCreate, kCreate}}},
+        Broken{"RerunReplies",
+               Mutation::kRerunReplies,
+               "S3",
+               {.sequences = 1, .plan_a = {kCreate}, .retries = true}},
+        Broken{"ApplyWithoutVote",
+               Mutation::kApplyWithoutVote,
+               "S4",
+               {.sequences = 1, .plan_a = {kApply}, .early = 1}},
         Broken{
+            "TrustAccumulators",
             Mutation::kTrustAccumulators,
             "S7",
-            {.sequences = 2, .plan_a = {kBackward, kApply}, .survives_cancel = true, .early = 1}}));
+            {.sequences = 2, .plan_a = {kBackward, kApply}, .survives_cancel = true, .early = 1}}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace expertd::model
