@@ -1,6 +1,4 @@
 // Forming groups of real daemon processes: agreement, epochs, claims.
-#include <signal.h>
-
 #include <algorithm>
 #include <string>
 #include <thread>

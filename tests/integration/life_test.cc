@@ -2,7 +2,6 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include <atomic>
 #include <string>
 #include <thread>
 #include <vector>

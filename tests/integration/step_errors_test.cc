@@ -1,6 +1,4 @@
 // Steps that go wrong without anyone dying: each rank's answer, and that the next step works.
-#include <map>
-#include <memory>
 #include <set>
 #include <string>
 #include <thread>

@@ -59,17 +59,6 @@ inline void ExpectBounded(const std::string& what, const std::vector<double>& go
                           const std::vector<double>& want, const BoundedRow& bounds) {
   ASSERT_EQ(got.size(), want.size()) << what;
   ASSERT_EQ(bounds.size(), want.size()) << what;
-  if (std::getenv("SHOW_BOUNDS") != nullptr) {
-    double b = 0, w = 0, r = 0, g = 0;
-    for (size_t i = 0; i < want.size(); ++i) {
-      b += bounds[i].error;
-      w += std::abs(want[i]);
-      g += std::abs(got[i] - want[i]);
-      if (bounds[i].error > 0) r = std::max(r, std::abs(got[i] - want[i]) / bounds[i].error);
-    }
-    fprintf(stderr, "BOUND %s rel_bound=%.3g rel_err=%.3g maxratio=%.3g\n", what.c_str(), b / w,
-            g / w, r);
-  }
   for (size_t i = 0; i < want.size(); ++i) {
     ASSERT_NEAR(bounds[i].value, want[i], 1e-9 * (1 + std::abs(want[i])))
         << what << "[" << i << "]: the bounds disagree with the reference";

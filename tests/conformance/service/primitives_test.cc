@@ -1,5 +1,5 @@
 // What each of the five expert-parallel operations promises, through the service.
-#include <numeric>
+#include <algorithm>
 #include <string>
 #include <vector>
 

@@ -1,12 +1,10 @@
 // All five operations under every kind of routing and shape, through the service.
 #include <algorithm>
-#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/strings.h"
 #include "tests/conformance/service/primitives.h"
 
 namespace expertd::conformance {
