@@ -49,6 +49,10 @@ absl::StatusOr<std::unique_ptr<EpBackend>> CreateEpBackend(std::string_view name
 absl::StatusOr<std::unique_ptr<ExpertMlp>> CreateExpertMlp(std::string_view name, Device& device,
                                                            const MlpConfig& config);
 
+// Threads that one CPU kernel call may use; default all cores of the process. Any thread; takes
+// effect at the next kernel call. Values below 1 count as 1.
+void SetCpuThreads(int threads);
+
 std::unique_ptr<RouterKernels> CreateRouterKernels(Device& device);
 std::unique_ptr<OptimKernels> CreateOptimKernels(Device& device);
 

@@ -80,6 +80,12 @@ void AddLoad(const engine::EngineCounters& counters, MetricsText* text) {
   text->Family("expertd_bytes_in_flight", MetricType::kGauge,
                "Request bytes of operations admitted and not yet answered.");
   text->Sample({}, counters.bytes_in_flight);
+  text->Family("expertd_queue_capacity", MetricType::kGauge,
+               "Operations that may wait; one more is refused with QUEUE_FULL.");
+  text->Sample({}, counters.queue_capacity);
+  text->Family("expertd_bytes_in_flight_limit", MetricType::kGauge,
+               "Request bytes that may wait; more are refused with BYTES_IN_FLIGHT.");
+  text->Sample({}, counters.bytes_in_flight_limit);
   text->Family("expertd_tickets", MetricType::kGauge, "Forwards kept for their backward.");
   text->Sample({}, counters.tickets);
   text->Family("expertd_ticket_bytes", MetricType::kGauge, "Memory of those forwards.");

@@ -13,15 +13,11 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/strings.h"
+#include "kernels/backends.h"
 #include "server/daemon.h"
 #include "server/version.h"
 
-namespace expertd {
-
-// Of kernels/cpu; process-wide, so it is set here and not per daemon.
-void SetCpuThreads(int threads);
-
-namespace server {
+namespace expertd::server {
 namespace {
 
 using Daemons = std::vector<std::unique_ptr<Daemon>>;
@@ -75,6 +71,7 @@ ExitCode Serve(const CommandLine& line) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   SetLogLevel(line.config.log_level);
   LogConfig(line);
+  // Process-wide, so it is set here and not per daemon.
   if (line.config.cpu_threads > 0) SetCpuThreads(static_cast<int>(line.config.cpu_threads));
   absl::StatusOr<Daemons> daemons = StartDaemons(line.config);
   if (!daemons.ok()) {
@@ -113,5 +110,4 @@ ExitCode RunProcess(const std::vector<std::string>& args, const Environment& env
   return ExitCode::kInternal;
 }
 
-}  // namespace server
-}  // namespace expertd
+}  // namespace expertd::server

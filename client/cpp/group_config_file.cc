@@ -99,6 +99,7 @@ LayerSizes SizesOf(const v1::LayerConfig& config) {
   sizes.gate_up_bias = config.gate_up_bias();
   sizes.down_bias = config.down_bias();
   sizes.server_router = config.router().on_server();
+  sizes.router = config.router().kind() != v1::ROUTER_KIND_NONE;
   const v1::OptimizerConfig& optimizer = config.optimizer();
   if (optimizer.kind() == v1::OPTIMIZER_KIND_ADAMW) sizes.optimizer_states = 2;
   if (optimizer.kind() == v1::OPTIMIZER_KIND_SGD) {

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "kernels/backends.h"
 
 namespace expertd {
 namespace {

@@ -54,9 +54,7 @@ int64_t CpuBlockSize(int64_t bytes);
 // "model name" of the first processor in the text of /proc/cpuinfo; "unknown CPU" without one.
 std::string_view CpuModelName(std::string_view cpuinfo);
 
-// Threads that one CPU kernel call may use; default all cores of the process. Any thread; takes
-// effect at the next kernel call. Values below 1 count as 1.
-void SetCpuThreads(int threads);
+// Threads that one CPU kernel call may use: what SetCpuThreads (kernels/backends.h) said last.
 int CpuThreads();
 
 }  // namespace expertd

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/ids.h"
 #include "base/status_macros.h"
 #include "base/strings.h"
 
@@ -19,15 +20,19 @@ struct WireHeader {
   uint64_t forward_sequence;
   int64_t token_count;
   uint64_t weights_version;
+  uint64_t weights_lineage;
+  int64_t accumulated_backwards;
   uint32_t arguments_bytes;
   uint8_t op;
   uint8_t dtype;
   uint8_t gradients_valid;
   uint8_t reserved;
 };
-static_assert(sizeof(WireHeader) == 56);
+static_assert(sizeof(WireHeader) == 72);
 
-bool UsesWeights(OpKind op) { return op == OpKind::kForward || op == OpKind::kBackward; }
+bool UsesWeights(OpKind op) {
+  return op == OpKind::kForward || op == OpKind::kBackward || op == OpKind::kApplyGradients;
+}
 
 bool NeedsGradients(OpKind op) { return op == OpKind::kBackward || op == OpKind::kApplyGradients; }
 
@@ -57,21 +62,40 @@ absl::Status CompareRecords(const ArrivalRecord& a, const ArrivalRecord& b, size
   return absl::OkStatus();
 }
 
+absl::Status CompareGradients(const ArrivalRecord& first, const ArrivalRecord& other, size_t rank) {
+  if (!other.gradients_valid) {
+    return Error(Reason::kGradientsInvalid)
+        .Text("gradients are invalid on rank ", rank,
+              ": a backward failed there half-way; ClearGradients, then replay")
+        .With("rank", rank);
+  }
+  if (other.accumulated_backwards == first.accumulated_backwards) return absl::OkStatus();
+  return Error(Reason::kGradientsInvalid)
+      .Text("gradients hold different backwards: rank 0 has ", first.accumulated_backwards,
+            ", rank ", rank, " has ", other.accumulated_backwards, "; ClearGradients, then replay")
+      .With("rank", rank);
+}
+
+absl::Status CompareWeights(const ArrivalRecord& first, const ArrivalRecord& other, size_t rank) {
+  if (other.weights_version != first.weights_version) {
+    return Error(Reason::kLayerNeedsRestore)
+        .Text("weights versions differ: rank 0 has ", first.weights_version, ", rank ", rank,
+              " has ", other.weights_version)
+        .With("rank", rank);
+  }
+  if (other.weights_lineage == first.weights_lineage) return absl::OkStatus();
+  return Error(Reason::kLayerNeedsRestore)
+      .Text("weights of version ", first.weights_version,
+            " come from different sources: rank 0 has ", Hex(first.weights_lineage), ", rank ",
+            rank, " has ", Hex(other.weights_lineage))
+      .With("rank", rank);
+}
+
 absl::Status CompareState(const std::vector<ArrivalRecord>& records) {
   for (size_t rank = 0; rank < records.size(); ++rank) {
     const ArrivalRecord& record = records[rank];
-    if (NeedsGradients(record.op) && !record.gradients_valid) {
-      return Error(Reason::kGradientsInvalid)
-          .Text("gradients are invalid on rank ", rank,
-                ": a backward failed there half-way; ClearGradients, then replay")
-          .With("rank", rank);
-    }
-    if (UsesWeights(record.op) && record.weights_version != records[0].weights_version) {
-      return Error(Reason::kLayerNeedsRestore)
-          .Text("weights versions differ: rank 0 has ", records[0].weights_version, ", rank ", rank,
-                " has ", record.weights_version)
-          .With("rank", rank);
-    }
+    if (NeedsGradients(record.op)) RETURN_IF_ERROR(CompareGradients(records[0], record, rank));
+    if (UsesWeights(record.op)) RETURN_IF_ERROR(CompareWeights(records[0], record, rank));
   }
   return absl::OkStatus();
 }
@@ -87,6 +111,8 @@ std::string EncodeArrival(const ArrivalRecord& record) {
   header.forward_sequence = record.forward_sequence;
   header.token_count = record.token_count;
   header.weights_version = record.weights_version;
+  header.weights_lineage = record.weights_lineage;
+  header.accumulated_backwards = record.accumulated_backwards;
   header.arguments_bytes = static_cast<uint32_t>(arguments.size());
   header.op = static_cast<uint8_t>(record.op);
   header.dtype = static_cast<uint8_t>(record.dtype);
@@ -107,7 +133,8 @@ absl::StatusOr<ArrivalRecord> DecodeArrival(std::string_view bytes) {
   if (header.arguments_bytes > bytes.size()) return bad;
   if (header.op < static_cast<uint8_t>(OpKind::kForward) ||
       header.op > static_cast<uint8_t>(OpKind::kClearGradients) ||
-      header.dtype > static_cast<uint8_t>(DType::kI64)) {
+      header.dtype > static_cast<uint8_t>(DType::kI64) || header.token_count < 0 ||
+      header.accumulated_backwards < 0) {
     return bad;
   }
   ArrivalRecord record;
@@ -120,6 +147,8 @@ absl::StatusOr<ArrivalRecord> DecodeArrival(std::string_view bytes) {
   record.token_count = header.token_count;
   record.gradients_valid = header.gradients_valid != 0;
   record.weights_version = header.weights_version;
+  record.weights_lineage = header.weights_lineage;
+  record.accumulated_backwards = header.accumulated_backwards;
   absl::StatusOr<std::vector<ConfigField>> arguments =
       DecodeFields(bytes.substr(0, header.arguments_bytes));
   if (!arguments.ok()) return bad;

@@ -27,7 +27,9 @@ struct ArrivalRecord {
   DType dtype = DType::kInvalid;  // of the tokens; kInvalid: the operation has none
   int64_t token_count = 0;
   bool gradients_valid = true;
+  int64_t accumulated_backwards = 0;  // in the layer's gradient accumulators
   uint64_t weights_version = 0;
+  uint64_t weights_lineage = 0;  // LayerInfo's
   // Values all ranks must agree on, such as a learning rate.
   std::vector<ConfigField> arguments;
   absl::Status status;  // not OK: this rank refused its request
@@ -40,9 +42,9 @@ absl::StatusOr<ArrivalRecord> DecodeArrival(std::string_view bytes);
 // What `rank` concludes from the records of all ranks (index = rank):
 // OK: go on. The rank's own status: it refused. PEER_REJECTED naming the first other rank that
 // refused and its reason. SEQUENCE_CONFLICT naming ranks and values when the operations, layers,
-// forwards, dtypes or arguments differ. LAYER_NEEDS_RESTORE when weights versions differ and the
-// operation uses weights. GRADIENTS_INVALID for a Backward or ApplyGradients while any rank's
-// accumulators are invalid.
+// forwards, dtypes or arguments differ. LAYER_NEEDS_RESTORE when the operation uses weights and
+// their versions, or the sources they come from, differ. GRADIENTS_INVALID for a Backward or
+// ApplyGradients while any rank's accumulators are invalid, or hold another number of backwards.
 absl::Status Conclude(const std::vector<ArrivalRecord>& records, int64_t rank);
 
 }  // namespace expertd::engine

@@ -112,8 +112,10 @@ struct EngineCounters {
   uint64_t routes_dropped = 0;
   int64_t queue_length = 0;     // gauge
   int64_t bytes_in_flight = 0;  // gauge
-  int64_t tickets = 0;          // gauge
-  int64_t ticket_bytes = 0;     // gauge
+  int64_t queue_capacity = 0;
+  int64_t bytes_in_flight_limit = 0;
+  int64_t tickets = 0;       // gauge
+  int64_t ticket_bytes = 0;  // gauge
   int64_t device_block_allocations = 0;
 };
 

@@ -81,7 +81,10 @@ bool EngineImpl::Draining() const {
 
 EngineCounters EngineImpl::Counters() const {
   MutexLock lock(mutex_);
-  return counters_;
+  EngineCounters counters = counters_;
+  counters.queue_capacity = options_.queue_capacity;
+  counters.bytes_in_flight_limit = options_.bytes_in_flight;
+  return counters;
 }
 
 void EngineImpl::RefreshLayers() {
@@ -141,6 +144,9 @@ void EngineImpl::Release(std::vector<uint64_t> tickets, std::vector<uint64_t> ha
             }
           }
           for (uint64_t id : handles) released += session->handles.Erase(id) ? 1 : 0;
+          MutexLock lock(mutex_);
+          counters_.tickets = static_cast<int64_t>(session->tickets.states().size());
+          counters_.ticket_bytes = session->ticket_bytes;
         }
         done(released);
       });
@@ -198,12 +204,7 @@ absl::StatusOr<ParameterShard> EngineImpl::ReadParameter(const std::string& laye
   return shard;
 }
 
-absl::Status EngineImpl::OnPeerRecord(const PeerRecord& record) {
-  {
-    MutexLock lock(mutex_);
-    machine_.SawEpoch(record.epoch);
-  }
-  return board_->Post(record);
-}
+// Says nothing about epochs: a record of an epoch not joined here cannot be verified yet.
+absl::Status EngineImpl::OnPeerRecord(const PeerRecord& record) { return board_->Post(record); }
 
 }  // namespace expertd::engine

@@ -1,8 +1,8 @@
 // The Engine: bookkeeping under one mutex, work on the device thread, time in the watchdog.
 //
-// Split by concern: engine_impl.cc (life, facts, queries), engine_group.cc (join, leave, abort,
-// drain, watch), engine_steps.cc (submission, running, cancelling, deadlines). Lock order: mutex_,
-// then the board's own.
+// Split by concern: engine_impl.cc (life, facts, queries), engine_group.cc (claim, leave, abort,
+// drain, watch), engine_join.cc (forming an epoch), engine_steps.cc (submission, running,
+// cancelling), engine_watch.cc (deadlines). Lock order: mutex_, then the board's own.
 #ifndef SERVER_ENGINE_ENGINE_IMPL_H_
 #define SERVER_ENGINE_ENGINE_IMPL_H_
 
@@ -66,7 +66,8 @@ class EngineImpl final : public Engine {
   struct Pending {
     std::shared_ptr<Operation> op;
     std::vector<OperationCallback> callbacks;
-    absl::Status closed;  // not OK: the other ranks have left its sequence
+    size_t cancelled = 0;  // of those callers, how many have given up
+    absl::Status closed;   // not OK: the other ranks have left its sequence
     int64_t bytes = 0;
   };
   // Answers to give once the mutex is free.
@@ -92,6 +93,7 @@ class EngineImpl final : public Engine {
   // engine_group.cc
   GroupInfo DescribeLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NotifyLocked(Answers& answers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // engine_join.cc
   absl::Status CheckJoinLocked(const JoinRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FenceLocked(const absl::Status& reason, Answers& answers)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -121,6 +123,7 @@ class EngineImpl final : public Engine {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CancelRunningLocked(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerLocked(Pending& pending, Answers& answers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // engine_watch.cc
   void Watch();
   void WatchOnce(SteadyTime now);
 
@@ -140,6 +143,7 @@ class EngineImpl final : public Engine {
   GroupConfig group_config_ ABSL_GUARDED_BY(mutex_);
   std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);
   int64_t rank_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<ConfigField> join_fields_ ABSL_GUARDED_BY(mutex_);  // of the current epoch's join
   std::vector<JoinCallback> join_waiters_ ABSL_GUARDED_BY(mutex_);
   Claim claim_ ABSL_GUARDED_BY(mutex_);
   std::vector<Watcher> watchers_ ABSL_GUARDED_BY(mutex_);

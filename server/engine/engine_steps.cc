@@ -11,19 +11,7 @@
 namespace expertd::engine {
 namespace {
 
-constexpr std::chrono::milliseconds kWatchdogPeriod{20};
-// An operation ends its waits by itself and names who is missing; the watchdog comes after that.
-constexpr std::chrono::milliseconds kWatchdogGrace{100};
-// A device thread that is busy this much longer than an operation's limit will not come back.
-constexpr std::chrono::seconds kStuckGrace{60};
 constexpr size_t kKeptOutcomes = 1024;
-
-absl::Status Gap(uint64_t sequence, uint64_t next) {
-  return Error(Reason::kSequenceGap)
-      .Text("sequence ", sequence, " waited for sequence ", next, ", which did not come in time")
-      .With("sequence", sequence)
-      .With("next_sequence", next);
-}
 
 // A request that is refused without taking its sequence.
 void Refuse(const std::shared_ptr<Operation>& op, const absl::Status& status,
@@ -257,6 +245,7 @@ void EngineImpl::AbandonLocked(uint64_t sequence, const absl::Status& reason, An
     answers.push_back([done = std::move(done), answer] { done(answer); });
   }
   pending.callbacks.clear();
+  pending.cancelled = 0;
   // Still arrives when its turn comes, so that the other ranks learn of it at once.
   auto stand_in = std::make_shared<Operation>(original->kind);
   stand_in->header = original->header;
@@ -282,8 +271,8 @@ void EngineImpl::CancelOperation(const StepHeader& header) {
     auto pending = pending_.find(header.sequence);
     if (header.epoch != machine_.epoch() || pending == pending_.end()) return;
     if (pending->second.op->header.request_id != header.request_id) return;
-    // Someone else still waits for the same operation.
-    if (pending->second.callbacks.size() > 1) return;
+    // Someone else may still wait for the same operation: the last to leave ends it.
+    if (++pending->second.cancelled < pending->second.callbacks.size()) return;
     const absl::Status reason =
         Error(Reason::kCancelled)
             .Text("the caller of rank ", rank_, " cancelled sequence ", header.sequence)
@@ -303,7 +292,13 @@ absl::Status EngineImpl::OnPeerClose(const PeerRecord& record) {
   Answers answers;
   {
     MutexLock lock(mutex_);
-    if (record.epoch != machine_.epoch() || session_ == nullptr) return absl::OkStatus();
+    if (record.epoch != machine_.epoch()) return absl::OkStatus();
+    if (record.sequence == 0) {  // the join
+      board_->Cancel(0, WithContext(DecodeStatus(record.bytes),
+                                    StrCat("rank ", record.from_rank, " left the join")));
+      return absl::OkStatus();
+    }
+    if (session_ == nullptr) return absl::OkStatus();
     const absl::Status sent = DecodeStatus(record.bytes);
     const absl::Status reason =
         WithContext(sent.ok() ? Error(Reason::kStepTimeout).Text("closed").ToStatus() : sent,
@@ -350,63 +345,6 @@ absl::StatusOr<StepOutcome> EngineImpl::GetStepOutcome(uint64_t epoch, uint64_t 
   return Error(Reason::kSequenceExpired)
       .Text("the outcome of sequence ", sequence, " is not kept: next is ", book_.next())
       .With("next_sequence", book_.next());
-}
-
-void EngineImpl::Watch() {
-  while (true) {
-    {
-      MutexLock lock(mutex_);
-      if (stopping_) return;
-    }
-    WatchOnce(Clock::Real().Now());
-    std::this_thread::sleep_for(kWatchdogPeriod);
-  }
-}
-
-void EngineImpl::WatchOnce(SteadyTime now) {
-  Answers answers;
-  absl::Status stuck;
-  {
-    MutexLock lock(mutex_);
-    const std::chrono::milliseconds base(std::max<int64_t>(1, group_config_.base_timeout_ms));
-    for (auto& [sequence, pending] : pending_) {
-      if (pending.callbacks.empty() || (running_ && sequence == book_.next())) continue;
-      const SteadyTime limit = std::min(pending.op->deadline, pending.op->submitted + base);
-      if (now < limit) continue;
-      const bool gap = book_.next() < sequence && !running_;
-      AbandonLocked(sequence,
-                    gap ? Gap(sequence, book_.next())
-                        : Error(Reason::kStepTimeout)
-                              .Text("sequence ", sequence, " waited behind sequence ", book_.next(),
-                                    " past its deadline")
-                              .ToStatus(),
-                    answers);
-    }
-    if (running_ && now - kWatchdogGrace >= running_deadline_) {
-      CancelRunningLocked(
-          Error(Reason::kStepTimeout)
-              .Text("sequence ", book_.next(), " ran past its deadline on rank ", rank_)
-              .With("rank", rank_));
-      // Once is enough: what follows is the stuck limit.
-      running_deadline_ = SteadyTime::max();
-    }
-    NotifyLocked(answers);  // of changes that nobody else announced, such as an epoch seen
-    for (Watcher& watcher : watchers_) {
-      if (now < watcher.until) continue;
-      answers.push_back([done = std::move(watcher.done), info = DescribeLocked()] { done(info); });
-      watcher.done = nullptr;
-    }
-    std::erase_if(watchers_, [](const Watcher& watcher) { return watcher.done == nullptr; });
-    const Duration limit = 3 * base + kStuckGrace;
-    if (device_thread_->RunningFor(now) > limit) {
-      stuck = Error(Reason::kDeviceFault)
-                  .Text("the device thread has been in one task for ",
-                        ToSeconds(device_thread_->RunningFor(now)), " s, limit ", ToSeconds(limit),
-                        " s");
-    }
-  }
-  for (auto& answer : answers) answer();
-  if (!stuck.ok() && options_.on_stuck) options_.on_stuck(stuck);
 }
 
 }  // namespace expertd::engine

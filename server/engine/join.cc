@@ -1,6 +1,7 @@
 // Encoding and comparison of join records.
 #include "server/engine/join.h"
 
+#include <chrono>
 #include <cstdlib>
 #include <optional>
 #include <utility>
@@ -8,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "base/error.h"
+#include "base/ids.h"
 #include "base/status_macros.h"
 #include "base/strings.h"
 
@@ -18,7 +20,8 @@ namespace {
 std::string LayerText(const JoinLayer& layer) {
   return StrCat(layer.fingerprint, ",", layer.weights_version, ",", layer.first_expert, ",",
                 layer.local_experts, ",", layer.gradients_valid ? 1 : 0, ",",
-                layer.accumulated_backwards, ",", layer.frozen ? 1 : 0, ",", layer.expert_count);
+                layer.accumulated_backwards, ",", layer.frozen ? 1 : 0, ",", layer.expert_count,
+                ",", layer.weights_lineage);
 }
 
 bool ParseLayer(const std::string& text, JoinLayer& layer) {
@@ -26,17 +29,19 @@ bool ParseLayer(const std::string& text, JoinLayer& layer) {
   int64_t valid = 0;
   int64_t frozen = 0;
   const bool ok =
-      parts.size() == 8 && absl::SimpleAtoi(parts[0], &layer.fingerprint) &&
+      parts.size() == 9 && absl::SimpleAtoi(parts[0], &layer.fingerprint) &&
       absl::SimpleAtoi(parts[1], &layer.weights_version) &&
       absl::SimpleAtoi(parts[2], &layer.first_expert) &&
       absl::SimpleAtoi(parts[3], &layer.local_experts) && absl::SimpleAtoi(parts[4], &valid) &&
       absl::SimpleAtoi(parts[5], &layer.accumulated_backwards) &&
-      absl::SimpleAtoi(parts[6], &frozen) && absl::SimpleAtoi(parts[7], &layer.expert_count);
+      absl::SimpleAtoi(parts[6], &frozen) && absl::SimpleAtoi(parts[7], &layer.expert_count) &&
+      absl::SimpleAtoi(parts[8], &layer.weights_lineage);
   layer.gradients_valid = valid != 0;
   layer.frozen = frozen != 0;
   return ok;
 }
 
+constexpr std::chrono::hours kEpochHorizon{24 * 366};
 constexpr std::string_view kConfigPrefix = "config.";
 constexpr std::string_view kLayerPrefix = "layer.";
 
@@ -99,10 +104,29 @@ std::string LayerDifference(const JoinLayer& mine, const std::optional<JoinLayer
     return StrCat("weights_version is ", mine.weights_version, " here and ", other->weights_version,
                   " on rank ", other_rank);
   }
+  if (other->weights_lineage != mine.weights_lineage) {
+    return StrCat("weights of version ", mine.weights_version, " come from another source on rank ",
+                  other_rank);
+  }
   return "";
 }
 
 }  // namespace
+
+std::string BootstrapFingerprint(std::string_view bootstrap_id) {
+  return Hex(Fingerprint(bootstrap_id));
+}
+
+uint64_t MaxEpoch() {
+  const auto limit = std::chrono::system_clock::now() + kEpochHorizon;
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(limit.time_since_epoch()).count());
+}
+
+std::string EpochTooFar(uint64_t epoch) {
+  return StrCat("got ", epoch, ", need at most ", MaxEpoch(),
+                " (unix time in ms, a year from now)");
+}
 
 std::string EncodeJoin(const JoinRecord& record) {
   std::vector<ConfigField> fields = {

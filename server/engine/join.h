@@ -20,6 +20,7 @@ struct JoinLayer {
   std::string layer_id;
   uint64_t fingerprint = 0;
   uint64_t weights_version = 0;
+  uint64_t weights_lineage = 0;
   int64_t first_expert = 0;
   int64_t local_experts = 0;
   int64_t expert_count = 0;  // of the whole layer
@@ -43,6 +44,14 @@ struct JoinRecord {
 
 std::string EncodeJoin(const JoinRecord& record);
 absl::StatusOr<JoinRecord> DecodeJoin(std::string_view bytes);
+
+// Names a bootstrap id in logs and comparisons without giving it away.
+std::string BootstrapFingerprint(std::string_view bootstrap_id);
+
+// Epochs are unix milliseconds or a little more. One from the far future would never be passed by
+// any clock and lock every later controller out, so it is refused: the limit is a year from now.
+uint64_t MaxEpoch();
+std::string EpochTooFar(uint64_t epoch);
 
 // What `rank` concludes: its own refusal; PEER_REJECTED with a peer's; CONFIG_MISMATCH naming
 // field, both values and both ranks when configs, members, bootstrap ids, devices or versions do

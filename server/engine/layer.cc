@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/ids.h"
 #include "base/status_macros.h"
+#include "base/strings.h"
 
 namespace expertd::engine {
 namespace {
@@ -47,7 +48,7 @@ absl::StatusOr<std::unique_ptr<Layer>> Layer::Create(std::string layer_id, Layer
       RETURN_IF_ERROR(AllocateZeroed(device, parameter.count * size, parameter.compute));
     }
   }
-  RETURN_IF_ERROR(layer->AllocateOptimizerState());
+  RETURN_IF_ERROR(layer->AllocateOptimizerState(info.config.optimizer));
   return layer;
 }
 
@@ -164,9 +165,10 @@ absl::Status Layer::Initialize(uint64_t seed, OptimKernels& optim) {
   RETURN_IF_ERROR(RefreshComputeCopies(optim));
   if (!info_.frozen) {
     RETURN_IF_ERROR(ClearGradients());
-    RETURN_IF_ERROR(AllocateOptimizerState());
+    RETURN_IF_ERROR(ZeroOptimizerState());
   }
   info_.weights_version = 1;
+  info_.weights_lineage = Fingerprint(StrCat("seed ", seed));
   info_.state = LayerState::kReady;
   info_.reason.clear();
   return absl::OkStatus();
@@ -192,16 +194,31 @@ void Layer::Freeze() {
   info_.accumulated_backwards = 0;
 }
 
-absl::Status Layer::AllocateOptimizerState() {
+absl::Status Layer::AllocateOptimizerState(const OptimizerConfig& optimizer) {
+  const int64_t buffers = StateBuffers(optimizer);
+  std::vector<std::pair<DeviceBuffer, DeviceBuffer>> states(parameters_.size());
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i].trained) continue;
+    const int64_t bytes = parameters_[i].count * kF32;
+    if (buffers > 0) RETURN_IF_ERROR(AllocateZeroed(device_, bytes, states[i].first));
+    if (buffers > 1) RETURN_IF_ERROR(AllocateZeroed(device_, bytes, states[i].second));
+  }
+  // Nothing can fail from here on.
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    parameters_[i].first = std::move(states[i].first);
+    parameters_[i].second = std::move(states[i].second);
+  }
   optimizer_steps_ = 0;
-  const int64_t buffers = StateBuffers(info_.config.optimizer);
+  return absl::OkStatus();
+}
+
+absl::Status Layer::ZeroOptimizerState() {
+  optimizer_steps_ = 0;
   for (Parameter& parameter : parameters_) {
-    parameter.first.Reset();
-    parameter.second.Reset();
-    if (!parameter.trained) continue;
-    const int64_t bytes = parameter.count * kF32;
-    if (buffers > 0) RETURN_IF_ERROR(AllocateZeroed(device_, bytes, parameter.first));
-    if (buffers > 1) RETURN_IF_ERROR(AllocateZeroed(device_, bytes, parameter.second));
+    for (DeviceBuffer* state : {&parameter.first, &parameter.second}) {
+      if (state->data() == nullptr) continue;
+      RETURN_IF_ERROR(device_.Zero(state->data(), state->size()));
+    }
   }
   return absl::OkStatus();
 }
@@ -209,8 +226,9 @@ absl::Status Layer::AllocateOptimizerState() {
 absl::Status Layer::Configure(const OptimizerConfig& optimizer) {
   const bool same_state = info_.config.optimizer.kind == optimizer.kind &&
                           StateBuffers(info_.config.optimizer) == StateBuffers(optimizer);
+  if (!same_state) RETURN_IF_ERROR(AllocateOptimizerState(optimizer));
   info_.config.optimizer = optimizer;
-  return same_state ? absl::OkStatus() : AllocateOptimizerState();
+  return absl::OkStatus();
 }
 
 absl::Status Layer::Update(Parameter& parameter, double learning_rate, double scale,

@@ -67,7 +67,7 @@ class Layer {
   absl::Status ClearGradients();
   // Frees gradients and optimizer state for good.
   void Freeze();
-  // Allocates and zeroes the state of another kind of optimizer.
+  // Allocates and zeroes the state of another kind of optimizer; a failure changes nothing.
   absl::Status Configure(const OptimizerConfig& optimizer);
 
   // One update of all parameters with gradients multiplied by `scale`; refreshes compute copies,
@@ -79,7 +79,9 @@ class Layer {
 
   void AddParameter(Parameter parameter);
   void DescribeParameters(int64_t rank, int64_t world);
-  absl::Status AllocateOptimizerState();
+  // All or nothing: what was there stays when memory runs out.
+  absl::Status AllocateOptimizerState(const OptimizerConfig& optimizer);
+  absl::Status ZeroOptimizerState();
   absl::Status RefreshComputeCopies(OptimKernels& optim);
   absl::Status Update(Parameter& parameter, double learning_rate, double scale,
                       OptimKernels& optim);

@@ -197,6 +197,9 @@ struct LayerInfo {
   LayerState state = LayerState::kCreated;
   bool frozen = false;
   uint64_t weights_version = 0;
+  // Digest of where the values come from: a seed, then every apply. Ranks whose weights have one
+  // version and different lineages do not hold the same model.
+  uint64_t weights_lineage = 0;
   uint64_t durable_version = 0;
   int64_t first_expert = 0;
   int64_t local_experts = 0;

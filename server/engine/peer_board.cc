@@ -90,9 +90,7 @@ absl::Status PeerBoard::PutLocked(const PeerRecord& record) {
 
 absl::Status PeerBoard::Post(const PeerRecord& record) {
   MutexLock lock(mutex_);
-  const bool early =
-      record.epoch > epoch_ || (record.epoch == epoch_ && !open_ && end_reason_.ok());
-  if (!early) return PutLocked(record);
+  if (record.epoch <= epoch_) return PutLocked(record);
   size_t bytes = record.bytes.size();
   for (const PeerRecord& other : early_) bytes += other.bytes.size();
   if (early_.size() >= kMaxEarlyRecords || bytes > kMaxEarlyBytes) {
@@ -171,8 +169,8 @@ absl::StatusOr<std::vector<std::string>> PeerBoard::Wait(std::string_view stage,
     if (Clock::Real().Now() >= deadline) {
       const std::string missing = absl::StrJoin(MissingLocked(key), ",");
       return Error(Reason::kStepTimeout)
-          .Text("ranks ", missing, " did not arrive at ", stage, " of sequence ", sequence,
-                " in time")
+          .Text("ranks ", missing, " did not come to sequence ", sequence, " in time (stage ",
+                stage, ")")
           .With("missing_ranks", missing)
           .With("stage", stage)
           .With("sequence", sequence);

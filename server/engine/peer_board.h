@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/clock.h"
+#include "base/error.h"
 #include "base/mutex.h"
 #include "server/engine/peer_transport.h"
 
@@ -73,7 +74,9 @@ class PeerBoard {
   Mutex mutex_;
   CondVar changed_;
   bool open_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Status end_reason_ ABSL_GUARDED_BY(mutex_);
+  // Why the board is not open.
+  absl::Status end_reason_ ABSL_GUARDED_BY(mutex_) =
+      Error(Reason::kGroupNotReady).Text("no epoch has begun here");
   std::string group_id_ ABSL_GUARDED_BY(mutex_);
   uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t rank_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -1,6 +1,8 @@
 // Admission of operations by sequence and request id.
 #include "server/engine/sequence.h"
 
+#include <iterator>
+
 #include "base/error.h"
 #include "base/strings.h"
 
@@ -90,7 +92,9 @@ bool SequenceBook::ReplyKept(uint64_t sequence) const { return finished_.count(s
 SequenceBook::CloseEffect SequenceBook::Close(uint64_t sequence, const absl::Status& reason) {
   if (sequence < next_) return CloseEffect::kIgnored;
   if (waiting_.count(sequence) != 0) return CloseEffect::kCancelled;
-  if (sequence - next_ >= static_cast<uint64_t>(options_.window)) return CloseEffect::kIgnored;
+  // Further ahead than the window too: the others do not wait for this rank. Bounded all the same.
+  const auto ahead = std::distance(closed_.lower_bound(next_), closed_.end());
+  if (ahead >= options_.kept_outcomes) return CloseEffect::kIgnored;
   closed_.emplace(sequence, reason);
   return CloseEffect::kRecorded;
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/ids.h"
 #include "base/status_macros.h"
 #include "base/strings.h"
 #include "server/engine/step_runner.h"
@@ -113,6 +114,7 @@ absl::Status StepRunner::CheckParameters(Operation& op, Step& step) {
                       {"learning_rate", StrCat(apply.learning_rate)},
                       {"gradient_scale", StrCat(apply.gradient_scale)}};
       RETURN_IF_ERROR(FindLayer(apply.layer_id, step));
+      AppendFields(op.arguments, FieldsOf(step.layer->config().optimizer));
       return ValidateApply(apply, step.layer->info());
     }
     default:
@@ -132,23 +134,32 @@ absl::Status StepRunner::CheckCreateLayer(CreateLayerOp& op, Step& step) {
   auto existing = state_.layers.find(op.layer_id);
   if (existing != state_.layers.end()) {
     const LayerInfo& info = existing->second->info();
-    if (info.fingerprint == LayerFingerprint(op.config)) return absl::OkStatus();
-    const absl::Status difference = CompareFields(Reason::kLayerExists, "the config",
-                                                  {FieldsOf(info.config), FieldsOf(op.config)});
+    std::vector<ConfigField> here = FieldsOf(info.config);
+    AppendFields(here, FieldsOf(info.config.optimizer));
+    std::vector<ConfigField> asked = FieldsOf(op.config);
+    AppendFields(asked, FieldsOf(op.config.optimizer));
+    const absl::Status difference =
+        CompareFields(Reason::kLayerExists, "the config", {here, asked});
+    if (difference.ok()) return absl::OkStatus();
     return Error(Reason::kLayerExists)
         .Text("layer ", op.layer_id, " exists with another config (rank 0: here, rank 1: asked): ",
               StdView(difference.message()))
         .With("layer_id", op.layer_id);
   }
   // First: its arithmetic is checked, so that no size below can overflow.
-  ASSIGN_OR_RETURN(auto memory_bytes,
-                   PlanLayer(SizesOf(session_.config), SizesOf(op.config, false)));
+  RETURN_IF_ERROR(PlanLayer(SizesOf(session_.config), SizesOf(op.config, false)).status());
   ASSIGN_OR_RETURN(
       std::unique_ptr<ExpertMlp> mlp,
       CreateExpertMlp(state_.expert_mlp, *state_.device, MlpConfigOf(op.config, session_.world)));
   ASSIGN_OR_RETURN(step.created, Layer::Create(op.layer_id, op.config, session_.rank,
                                                session_.world, *state_.device, std::move(mlp)));
-  step.created->info().memory_bytes = std::move(memory_bytes);
+  return PlanMemory(*step.created);
+}
+
+absl::Status StepRunner::PlanMemory(Layer& layer) {
+  LayerInfo& info = layer.info();
+  ASSIGN_OR_RETURN(info.memory_bytes,
+                   PlanLayer(SizesOf(session_.config), SizesOf(info.config, info.frozen)));
   return absl::OkStatus();
 }
 
@@ -218,13 +229,6 @@ absl::Status StepRunner::ApplyGradients(ApplyGradientsOp& op, Step& step) {
   Layer& layer = *step.layer;
   LayerInfo& info = layer.info();
   if (op.gradient_scale == 0) op.gradient_scale = 1;
-  for (size_t rank = 0; rank < step.arrivals.size(); ++rank) {
-    if (step.arrivals[rank].weights_version == info.weights_version) continue;
-    return Error(Reason::kLayerNeedsRestore)
-        .Text("weights versions differ: rank ", session_.rank, " has ", info.weights_version,
-              ", rank ", rank, " has ", step.arrivals[rank].weights_version)
-        .With("rank", rank);
-  }
   op.weights_version = info.weights_version;
   op.durable_version = info.durable_version;
   if (info.weights_version == op.expected_version + 1) return absl::OkStatus();
@@ -242,6 +246,8 @@ absl::Status StepRunner::ApplyGradients(ApplyGradientsOp& op, Step& step) {
   double scale = op.gradient_scale;
   if (limit > 0 && op.gradient_norm > limit) scale *= limit / op.gradient_norm;
   RETURN_IF_ERROR(layer.Apply(op.learning_rate, scale, *state_.optim));
+  info.weights_lineage = Fingerprint(
+      StrCat(info.weights_lineage, "\napply ", session_.epoch, " ", op.header.sequence));
   op.weights_version = info.weights_version;
   op.applied = true;
   return absl::OkStatus();

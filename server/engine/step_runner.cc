@@ -58,7 +58,9 @@ absl::Status StepRunner::Run(Operation& op) {
     const LayerInfo& info = step.layer->info();
     step.record.layer_fingerprint = LayerKey(info.layer_id, info.fingerprint);
     step.record.gradients_valid = info.gradients_valid;
+    step.record.accumulated_backwards = info.accumulated_backwards;
     step.record.weights_version = info.weights_version;
+    step.record.weights_lineage = info.weights_lineage;
   }
   step.record.arguments = op.arguments;
 
@@ -155,9 +157,10 @@ absl::Status StepRunner::Execute(Operation& op, Step& step) {
     }
     case OpKind::kFreezeLayer:
       step.layer->Freeze();
-      return absl::OkStatus();
+      return PlanMemory(*step.layer);
     case OpKind::kConfigureOptimizer:
-      return step.layer->Configure(static_cast<ConfigureOptimizerOp&>(op).optimizer);
+      RETURN_IF_ERROR(step.layer->Configure(static_cast<ConfigureOptimizerOp&>(op).optimizer));
+      return PlanMemory(*step.layer);
     case OpKind::kClearGradients:
       return step.layer->ClearGradients();
   }

@@ -58,6 +58,8 @@ class StepRunner {
   absl::Status CheckPrimitive(Operation& op, Step& step);
   absl::Status CheckParameters(Operation& op, Step& step);
   absl::Status CheckCreateLayer(CreateLayerOp& op, Step& step);
+  // Refreshes memory_bytes after the layer's buffers have changed.
+  absl::Status PlanMemory(Layer& layer);
   absl::Status FindLayer(const std::string& layer_id, Step& step);
   absl::Status FindHandle(uint64_t handle, Step& step);
 

@@ -1,6 +1,7 @@
 // The one place that decides whether an answer or a cancellation ends a call.
 #include "server/rpc/unary_call.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -11,9 +12,13 @@ namespace expertd::rpc {
 SteadyTime DeadlineOf(const grpc::CallbackServerContext& context) {
   // Waiting longer than this is the same as waiting forever; beyond it the clocks might overflow.
   constexpr std::chrono::hours kForever{24 * 365};
+  constexpr std::chrono::milliseconds kAnswerMargin{100};
   const auto left = context.deadline() - std::chrono::system_clock::now();
   if (left >= kForever) return SteadyTime::max();
-  return std::chrono::steady_clock::now() + left;
+  // A little early, so that an answer which names what is missing comes before the caller's own
+  // timer, which names nothing.
+  const auto margin = std::min<decltype(left)>(left / 10, kAnswerMargin);
+  return std::chrono::steady_clock::now() + left - margin;
 }
 
 grpc::ServerUnaryReactor* AnswerNow(grpc::CallbackServerContext* context,

@@ -23,6 +23,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "base/strings.h"
+#include "kernels/backends.h"
 #include "kernels/cpu/cpu_device.h"
 #include "tests/bench/bench_rank.h"
 #include "tests/bench/row.h"

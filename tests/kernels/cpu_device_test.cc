@@ -1,5 +1,6 @@
 // CpuDevice: pool, alignment, budget, copies, facts.
 #include "kernels/cpu/cpu_device.h"
+#include "kernels/backends.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -160,12 +160,6 @@ struct Arrival {
   }
 };
 
-// Whether arrival records say how many backwards the accumulators hold.
-template <typename Record>
-constexpr bool kTellsAccumulated = requires(Record record) {
-  record.accumulated_backwards;
-};
-
 class Conclusions {
  public:
   // 0: go on; otherwise 1 + the Reason that ends the sequence for `rank`.
@@ -183,15 +177,14 @@ class Conclusions {
 
  private:
   // Through the wire form, as between daemons.
-  template <typename Record = engine::ArrivalRecord>
-  static Record RecordOf(const Arrival& arrival) {
-    Record record;
+  static engine::ArrivalRecord RecordOf(const Arrival& arrival) {
+    engine::ArrivalRecord record;
     record.epoch = 1;
     record.sequence = 1;
     record.op = static_cast<OpKind>(arrival.op);
     record.gradients_valid = arrival.gradients_valid != 0;
     record.weights_version = arrival.version;
-    if constexpr (kTellsAccumulated<Record>) record.accumulated_backwards = arrival.accumulated;
+    record.accumulated_backwards = arrival.accumulated;
     if (arrival.reason != 0)
       record.status = Error(static_cast<Reason>(arrival.reason - 1)).Text("no");
     return engine::DecodeArrival(engine::EncodeArrival(record)).value();

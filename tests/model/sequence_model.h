@@ -88,11 +88,14 @@ class SequenceSteps : public SequenceBase<kRanks, kSequences> {
     if (cell.rejected != 0 && scope_.mutation == Mutation::kRejectedStaysAway) {
       return FinishStep(s, r, false, false);
     }
-    cell.record = AddRecord({.op = cell.op,
-                             .reason = cell.rejected,
-                             .version = rank.version,
-                             .gradients_valid = rank.gradients_valid,
-                             .accumulated = static_cast<uint8_t>(std::popcount(rank.accumulated))});
+    cell.record =
+        AddRecord({.op = cell.op,
+                   .reason = cell.rejected,
+                   .version = rank.version,
+                   .gradients_valid = rank.gradients_valid,
+                   .accumulated = scope_.mutation == Mutation::kTrustAccumulators
+                                      ? uint8_t{0}
+                                      : static_cast<uint8_t>(std::popcount(rank.accumulated))});
     cell.arrived |= Bit(r);
     Send(s, r, sequence, &Cell::arrive_flight);
     rank.phase = Phase::kArriving;

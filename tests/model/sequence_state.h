@@ -34,7 +34,7 @@ enum class Mutation : uint8_t {
   kEndTwice,           // the end of one sequence counts for two
   kRerunReplies,       // a retry of a finished request runs again
   kApplyWithoutVote,   // ApplyGradients commits right after arrival
-  kTrustAccumulators,  // a failed Backward leaves the accumulators valid
+  kTrustAccumulators,  // nothing is said of what the gradient accumulators hold
 };
 
 // One sequence on one rank. Masks have a bit per rank.

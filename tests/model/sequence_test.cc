@@ -97,9 +97,6 @@ TEST(SequenceModelTest, ThreeRanksApply) {
 // A Backward or ClearGradients may end well on some ranks only; the next ApplyGradients must not
 // mix accumulators of different backwards.
 TEST(SequenceModelTest, GradientsOfDifferentBackwardsAreNeverApplied) {
-  if (!kTellsAccumulated<engine::ArrivalRecord>) {
-    GTEST_SKIP() << "ArrivalRecord has no accumulated_backwards, so Conclude cannot compare it";
-  }
   for (const PlannedRequest& second : {kBackward, kClear}) {
     for (bool survives : {false, true}) {
       ExpectSound(ExploreScope<2, 5>({.sequences = 3,

@@ -23,6 +23,8 @@ ArrivalRecord Sample() {
   record.token_count = 17;
   record.gradients_valid = true;
   record.weights_version = 3;
+  record.weights_lineage = 0x1122334455667788;
+  record.accumulated_backwards = 4;
   record.arguments = {{"aux", "0.5"}, {"", ""}};
   return record;
 }
@@ -37,6 +39,8 @@ void ExpectSame(const ArrivalRecord& a, const ArrivalRecord& b) {
   EXPECT_EQ(a.token_count, b.token_count);
   EXPECT_EQ(a.gradients_valid, b.gradients_valid);
   EXPECT_EQ(a.weights_version, b.weights_version);
+  EXPECT_EQ(a.weights_lineage, b.weights_lineage);
+  EXPECT_EQ(a.accumulated_backwards, b.accumulated_backwards);
   EXPECT_EQ(a.arguments, b.arguments);
   EXPECT_EQ(a.status, b.status);
 }
@@ -70,14 +74,24 @@ TEST(ArrivalEncodingTest, TruncatedAndImpossibleRecordsAreInternalErrors) {
       EXPECT_EQ(ReasonOf(record.status()), Reason::kInternal) << size;
     }
   }
-  for (const auto& [offset, value] : {std::pair(52, 0), std::pair(52, 15), std::pair(53, 99)}) {
+  for (const auto& [offset, value] : {std::pair(68, 0), std::pair(68, 15), std::pair(69, 99)}) {
     std::string bad = bytes;
     bad[static_cast<size_t>(offset)] = static_cast<char>(value);  // op, op, dtype
     EXPECT_EQ(ReasonOf(DecodeArrival(bad).status()), Reason::kInternal);
   }
   std::string bad = bytes;
-  bad[56] = 'x';  // the first argument's length
+  bad[72] = 'x';  // the first argument's length
   EXPECT_EQ(ReasonOf(DecodeArrival(bad).status()), Reason::kInternal);
+}
+
+TEST(ArrivalEncodingTest, NegativeCountsAreInternalErrors) {
+  ArrivalRecord tokens = Sample();
+  tokens.token_count = -1;
+  ArrivalRecord backwards = Sample();
+  backwards.accumulated_backwards = -1;
+  for (const ArrivalRecord& record : {tokens, backwards}) {
+    EXPECT_EQ(ReasonOf(DecodeArrival(EncodeArrival(record)).status()), Reason::kInternal);
+  }
 }
 
 TEST(ArrivalEncodingTest, IsTotalOnRandomBytes) {
@@ -188,13 +202,43 @@ TEST(ConcludeTest, InvalidGradientsOfAnyRankStopBackwardAndApplyOnly) {
   }
 }
 
-TEST(ConcludeTest, DifferingWeightsVersionsStopForwardAndBackwardOnly) {
+TEST(ConcludeTest, AccumulatorsOfDifferentBackwardsStopBackwardAndApplyOnly) {
+  for (int op = 1; op <= static_cast<int>(OpKind::kClearGradients); ++op) {
+    const OpKind kind = static_cast<OpKind>(op);
+    std::vector<ArrivalRecord> records = Three(kind);
+    records[1].accumulated_backwards = 5;
+    const absl::Status status = Common(records);
+    if (kind == OpKind::kBackward || kind == OpKind::kApplyGradients) {
+      EXPECT_EQ(ReasonOf(status), Reason::kGradientsInvalid);
+      EXPECT_THAT(std::string(status.message()), HasSubstr("rank 0 has 4, rank 1 has 5"));
+    } else {
+      EXPECT_TRUE(status.ok()) << OpName(kind) << status;
+    }
+  }
+}
+
+TEST(ConcludeTest, WeightsOfOneVersionFromDifferentSourcesStopTheirUsesOnly) {
+  for (int op = 1; op <= static_cast<int>(OpKind::kClearGradients); ++op) {
+    const OpKind kind = static_cast<OpKind>(op);
+    std::vector<ArrivalRecord> records = Three(kind);
+    records[2].weights_lineage = 5;
+    const absl::Status status = Common(records);
+    if (kind == OpKind::kForward || kind == OpKind::kBackward || kind == OpKind::kApplyGradients) {
+      EXPECT_EQ(ReasonOf(status), Reason::kLayerNeedsRestore);
+      EXPECT_THAT(std::string(status.message()), HasSubstr("different sources"));
+    } else {
+      EXPECT_TRUE(status.ok()) << OpName(kind) << status;
+    }
+  }
+}
+
+TEST(ConcludeTest, DifferingWeightsVersionsStopTheirUsesOnly) {
   for (int op = 1; op <= static_cast<int>(OpKind::kClearGradients); ++op) {
     const OpKind kind = static_cast<OpKind>(op);
     std::vector<ArrivalRecord> records = Three(kind);
     records[2].weights_version = 4;
     const absl::Status status = Common(records);
-    if (kind == OpKind::kForward || kind == OpKind::kBackward) {
+    if (kind == OpKind::kForward || kind == OpKind::kBackward || kind == OpKind::kApplyGradients) {
       EXPECT_EQ(ReasonOf(status), Reason::kLayerNeedsRestore);
       EXPECT_THAT(std::string(status.message()), HasSubstr("rank 0 has 3, rank 2 has 4"));
     } else {

@@ -242,6 +242,81 @@ TEST_F(EngineFailureTest, ABackwardThatFailsHalfWayInvalidatesTheGradientsOfAllR
   cluster.Good([](int64_t) { return MakeApply(1); });
 }
 
+// One rank timed out in the arrival of a Backward that the other went on with.
+TEST_F(EngineFailureTest, GradientsOfDifferentBackwardsAreNeverApplied) {
+  Cluster& cluster = Start(2, 500);
+  std::vector<uint64_t> tickets;
+  for (const Answer& answer :
+       cluster.Good([](int64_t rank) { return MakeForward(GlobalRows(rank, 1), true); })) {
+    tickets.push_back(static_cast<const ForwardOp&>(*answer).ticket);
+  }
+  // What a rank that went on alone looks like: ClearGradients that reached one rank only.
+  cluster.Good([&](int64_t rank) { return MakeBackward(tickets[static_cast<size_t>(rank)], 1); });
+  cluster.network.SetFilter([](const Letter& letter) {
+    return letter.record.from_rank == 1 ? Fate::kDrop : Fate::kDeliver;
+  });
+  const Answers cleared =
+      cluster.Step([](int64_t) { return MakeLayerOp(OpKind::kClearGradients); });
+  ASSERT_FALSE(cleared[0]->status.ok());
+  ASSERT_TRUE(cleared[1]->status.ok()) << cleared[1]->status;
+  cluster.network.ReleaseAll();
+  for (const Answer& answer : cluster.Step([](int64_t) { return MakeApply(1); })) {
+    EXPECT_EQ(ReasonOf(answer->status), Reason::kGradientsInvalid) << answer->status;
+  }
+  EXPECT_EQ(cluster.engine(1).FindLayer("layer")->weights_version, 1u);
+  cluster.Good([](int64_t) { return MakeLayerOp(OpKind::kClearGradients); });
+  cluster.Good([](int64_t) { return MakeApply(1); });
+}
+
+// One rank started again from another seed; both are at version 1.
+TEST_F(EngineFailureTest, WeightsOfDifferentSeedsAreNeverUsedTogether) {
+  Cluster& cluster = Start(2, 500);
+  cluster.network.SetFilter([](const Letter& letter) {
+    return letter.record.from_rank == 1 ? Fate::kDrop : Fate::kDeliver;
+  });
+  const Answers started = cluster.Step([](int64_t) { return MakeInitialize(8); });
+  ASSERT_FALSE(started[0]->status.ok());
+  ASSERT_TRUE(started[1]->status.ok()) << started[1]->status;
+  cluster.network.ReleaseAll();
+  for (const Answer& answer : cluster.Step(Rows)) {
+    EXPECT_EQ(ReasonOf(answer->status), Reason::kLayerNeedsRestore) << answer->status;
+  }
+  for (const Answer& answer : cluster.Step([](int64_t) { return MakeApply(1); })) {
+    EXPECT_EQ(ReasonOf(answer->status), Reason::kLayerNeedsRestore) << answer->status;
+  }
+  // A new epoch sees it at once.
+  cluster.Form(3);
+  for (int64_t rank : {0, 1}) {
+    EXPECT_EQ(cluster.engine(rank).FindLayer("layer")->state, LayerState::kNeedsRestore);
+  }
+  cluster.Good([](int64_t) { return MakeInitialize(8); });
+  cluster.ExpectWorks();
+}
+
+TEST_F(EngineFailureTest, OptimizersThatDifferBetweenRanksAreAConflict) {
+  Cluster& cluster = Start(2, 500);
+  const auto configure = [](int64_t) {
+    auto op = std::make_shared<ConfigureOptimizerOp>();
+    op->layer_id = "layer";
+    op->optimizer.kind = OptimizerKind::kSgd;
+    op->optimizer.weight_decay = 0.5;
+    return op;
+  };
+  cluster.network.SetFilter([](const Letter& letter) {
+    return letter.record.from_rank == 1 ? Fate::kDrop : Fate::kDeliver;
+  });
+  const Answers configured = cluster.Step(configure);
+  ASSERT_FALSE(configured[0]->status.ok());
+  ASSERT_TRUE(configured[1]->status.ok()) << configured[1]->status;
+  cluster.network.ReleaseAll();
+  for (const Answer& answer : cluster.Step([](int64_t) { return MakeApply(1); })) {
+    EXPECT_EQ(ReasonOf(answer->status), Reason::kSequenceConflict) << answer->status;
+    EXPECT_EQ(Metadata(answer->status, "field"), "optimizer.weight_decay");
+  }
+  cluster.Good(configure);
+  cluster.Good([](int64_t) { return MakeApply(1); });
+}
+
 TEST_F(EngineFailureTest, ALostPeerEndsTheStepAtOnce) {
   Cluster& cluster = Start(2, 20000);
   cluster.Destroy(1);

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "server/engine/join.h"
 #include "tests/server/engine/cluster.h"
 
 namespace expertd::engine {
@@ -74,6 +75,71 @@ TEST(EngineJoinTest, AnInvalidConfigIsItsRanksOwnErrorAndPeersAreTold) {
   bad.config.max_top_k = 33;
   EXPECT_EQ(ReasonOf(Await(cluster.StartJoin(bad)).status()), Reason::kConfigInvalid);
   EXPECT_EQ(ReasonOf(Await(std::move(good)).status()), Reason::kPeerRejected);
+}
+
+TEST(EngineJoinTest, RanksThatDisagreeOnTheirNumberAreAllToldAtOnce) {
+  Cluster cluster(3);
+  cluster.config.max_experts = 12;
+  cluster.Claim(1);
+  const SteadyTime start = Clock::Real().Now();
+  auto wide = cluster.StartJoin(cluster.MakeJoin(1, 1));  // expects three
+  JoinRequest narrow = cluster.MakeJoin(0, 1);
+  narrow.config.ep_size = 2;
+  narrow.members.pop_back();
+  const JoinAnswer told = Await(cluster.StartJoin(narrow));
+  EXPECT_EQ(ReasonOf(told.status()), Reason::kConfigMismatch) << told.status();
+  EXPECT_EQ(Metadata(told.status(), "field"), "ep_size");
+  const JoinAnswer waiting = Await(std::move(wide));
+  EXPECT_EQ(ReasonOf(waiting.status()), Reason::kConfigMismatch) << waiting.status();
+  EXPECT_EQ(Metadata(waiting.status(), "field"), "ep_size");
+  EXPECT_LT(ToSeconds(Clock::Real().Now() - start), 8.0);  // the limit of a join is 20 s
+  cluster.Form(2);
+}
+
+TEST(EngineJoinTest, AnotherJoinOfTheSameEpochIsAMismatchThatNamesTheField) {
+  Cluster cluster(2);
+  cluster.Form(1);
+  const auto refused = [&](const std::function<void(JoinRequest&)>& change, const char* field) {
+    JoinRequest request = cluster.MakeJoin(1, 1);
+    change(request);
+    const JoinAnswer answer = Await(cluster.StartJoin(request));
+    EXPECT_EQ(ReasonOf(answer.status()), Reason::kConfigMismatch) << answer.status();
+    EXPECT_EQ(Metadata(answer.status(), "field"), field);
+  };
+  refused([](JoinRequest& r) { r.bootstrap_id = "another"; }, "bootstrap_id");
+  refused([](JoinRequest& r) { r.config.max_hidden = 16; }, "max_hidden");
+  refused([](JoinRequest& r) { r.members[0].address = "elsewhere"; }, "members");
+  EXPECT_TRUE(Await(cluster.StartJoin(cluster.MakeJoin(1, 1))).ok());
+  cluster.CreateReadyLayer();
+  cluster.ExpectWorks();
+}
+
+TEST(EngineJoinTest, EpochsFromTheFarFutureLockNobodyOut) {
+  Cluster cluster(2);
+  for (const uint64_t epoch : {UINT64_MAX, MaxEpoch() + 1000000}) {
+    const auto claim = cluster.engine(0).CreateBootstrapId("group", epoch, "test");
+    EXPECT_EQ(ReasonOf(claim.status()), Reason::kConfigInvalid) << claim.status();
+    JoinRequest request = cluster.MakeJoin(1, epoch);
+    request.bootstrap_id = "id";
+    EXPECT_EQ(ReasonOf(Await(cluster.StartJoin(request)).status()), Reason::kConfigInvalid);
+    // Anybody can write such a record; it proves nothing.
+    PeerRecord forged;
+    forged.group_id = "group";
+    forged.epoch = epoch;
+    forged.from_rank = 1;
+    forged.stage = "arrive";
+    forged.sequence = 1;
+    cluster.engine(0).OnPeerRecord(forged).IgnoreError();
+    EXPECT_EQ(cluster.engine(0).HighestEpochSeen(), 0u);
+  }
+  cluster.Form(1);
+}
+
+TEST(EngineJoinTest, ADaemonWithoutPeersRefusesAGroupOfMany) {
+  Cluster cluster(2, [](EngineOptions& options) { options.peer_transport = nullptr; });
+  cluster.Claim(1);
+  const JoinAnswer answer = Await(cluster.StartJoin(cluster.MakeJoin(0, 1)));
+  EXPECT_EQ(ReasonOf(answer.status()), Reason::kBackendUnsupported) << answer.status();
 }
 
 TEST(EngineJoinTest, AMissingRankIsNamedByTheDeadline) {

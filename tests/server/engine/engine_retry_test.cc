@@ -213,6 +213,44 @@ TEST_F(EngineRetryTest, ACancelDoesNotTakeTheAnswerFromAnotherWaiter) {
   EXPECT_TRUE(Await(std::move(peer))->status.ok());
 }
 
+TEST_F(EngineRetryTest, TheLastWaiterToLeaveCancelsARunningStep) {
+  Cluster& cluster = Start(2);
+  const uint64_t sequence = cluster.next++;
+  const StepHeader header{"group", cluster.epoch, sequence, 1000 + sequence};
+  auto first = cluster.Submit(0, Rows(0), sequence);
+  auto again = cluster.Submit(0, Rows(0), sequence);
+  WaitUntil([&] {
+    return cluster.engine(0).GetStepOutcome(cluster.epoch, sequence)->state == StepState::kRunning;
+  });
+  cluster.engine(0).CancelOperation(header);
+  cluster.engine(0).CancelOperation(header);
+  EXPECT_EQ(ReasonOf(Await(std::move(first))->status), Reason::kCancelled);
+  EXPECT_EQ(ReasonOf(Await(std::move(again))->status), Reason::kCancelled);
+  WaitUntil([&] { return cluster.engine(1).DescribeGroup().next_sequence == sequence + 1; });
+  cluster.ExpectWorks();
+}
+
+TEST_F(EngineRetryTest, TheLastWaiterToLeaveEndsAWaitingStep) {
+  Cluster& cluster = Start(2);
+  const uint64_t later = cluster.next + 1;
+  const StepHeader header{"group", cluster.epoch, later, 1000 + later};
+  auto first = cluster.Submit(0, Rows(0), later);
+  auto again = cluster.Submit(0, Rows(0), later);
+  cluster.engine(0).CancelOperation(header);
+  EXPECT_EQ(first.wait_for(std::chrono::milliseconds(0)), std::future_status::timeout);
+  cluster.engine(0).CancelOperation(header);
+  EXPECT_EQ(ReasonOf(Await(std::move(first))->status), Reason::kCancelled);
+  EXPECT_EQ(ReasonOf(Await(std::move(again))->status), Reason::kCancelled);
+  // Whoever asks again for the abandoned sequence is one waiter, who may leave too.
+  auto late = cluster.Submit(0, Rows(0), later);
+  cluster.engine(0).CancelOperation(header);
+  EXPECT_EQ(ReasonOf(Await(std::move(late))->status), Reason::kCancelled);
+  cluster.Good(Rows);
+  EXPECT_EQ(ReasonOf(Await(cluster.Submit(1, Rows(1), later))->status), Reason::kPeerRejected);
+  ++cluster.next;
+  cluster.ExpectWorks();
+}
+
 TEST_F(EngineRetryTest, StepsOfTheWrongGroupOrEpochDoNotTakeTheSequence) {
   Cluster& cluster = Start(1);
   cluster.epoch = 7;

@@ -218,6 +218,12 @@ TEST_P(EngineWorldTest, CreatingTheSameLayerAgainKeepsItAndAnotherConfigIsRefuse
   for (const Answer& answer : cluster.Good([](int64_t) { return MakeCreateLayer(); })) {
     EXPECT_EQ(static_cast<const CreateLayerOp&>(*answer).layer.weights_version, 1u);
   }
+  LayerConfig tuned = SmallLayer();
+  tuned.optimizer.momentum = 0.5;
+  for (const Answer& answer : cluster.Step([&](int64_t) { return MakeCreateLayer(tuned); })) {
+    EXPECT_EQ(ReasonOf(answer->status), Reason::kLayerExists);
+    EXPECT_THAT(std::string(answer->status.message()), testing::HasSubstr("optimizer.momentum"));
+  }
   LayerConfig other = SmallLayer();
   other.intermediate = 6;
   for (const Answer& answer : cluster.Step([&](int64_t) { return MakeCreateLayer(other); })) {
@@ -227,6 +233,25 @@ TEST_P(EngineWorldTest, CreatingTheSameLayerAgainKeepsItAndAnotherConfigIsRefuse
   cluster.Good([](int64_t) { return MakeLayerOp(OpKind::kDeleteLayer); });
   EXPECT_TRUE(cluster.engine(0).ListLayers().empty());
   cluster.Good([&](int64_t) { return MakeCreateLayer(other); });
+}
+
+TEST_P(EngineWorldTest, TheMemoryOfALayerFollowsItsOptimizerAndItsFreezing) {
+  Cluster cluster(GetParam());
+  cluster.Form();
+  cluster.CreateReadyLayer();
+  const auto bytes = [&] { return cluster.engine(0).FindLayer("layer")->memory_bytes; };
+  const auto plain = bytes();
+  auto configure = [](int64_t) {
+    auto op = std::make_shared<ConfigureOptimizerOp>();
+    op->layer_id = "layer";
+    op->optimizer.kind = OptimizerKind::kAdamW;
+    return op;
+  };
+  cluster.Good(configure);
+  EXPECT_GT(bytes().at("optimizer_state"), plain.at("optimizer_state"));
+  cluster.Good([](int64_t) { return MakeLayerOp(OpKind::kFreezeLayer); });
+  EXPECT_EQ(bytes().at("optimizer_state"), 0);
+  EXPECT_EQ(bytes().at("gradients"), 0);
 }
 
 TEST_P(EngineWorldTest, AnEnormousLayerIsRefusedBeforeItIsAllocated) {

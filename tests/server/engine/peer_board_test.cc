@@ -68,7 +68,7 @@ TEST_F(PeerBoardTest, ATimeoutNamesTheMissingRanks) {
   const WaitResult result = board_.Wait("arrive", 1, "mine", In(20));
   EXPECT_EQ(ReasonOf(result.status()), Reason::kStepTimeout);
   EXPECT_THAT(std::string(result.status().message()),
-              HasSubstr("ranks 2 did not arrive at arrive of sequence 1"));
+              HasSubstr("ranks 2 did not come to sequence 1 in time (stage arrive)"));
   EXPECT_THAT(DetailOf(result.status()).metadata,
               testing::Contains(testing::Pair("missing_ranks", "2")));
   EXPECT_THAT(board_.Missing("arrive", 1), ElementsAre(2));
@@ -187,6 +187,12 @@ TEST_F(PeerBoardTest, EarlyRecordsOfAnEpochThatIsPassedOverAreForgotten) {
   board_.Begin("g", 7, 0, 3, kSecret);
   EXPECT_EQ(ReasonOf(board_.Post(From(1, 1, "one", 6))), Reason::kEpochStale);
   EXPECT_THAT(board_.Missing("arrive", 1), ElementsAre(1, 2));
+}
+
+TEST(PeerBoardEarlyTest, AWaitBeforeAnyEpochIsAnError) {
+  PeerBoard board;
+  EXPECT_EQ(ReasonOf(board.Wait("arrive", 1, "x", Clock::Real().Now()).status()),
+            Reason::kGroupNotReady);
 }
 
 TEST(PeerBoardEarlyTest, ABoardThatNeverBeganKeepsRecordsWithinABound) {

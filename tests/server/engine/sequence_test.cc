@@ -124,15 +124,17 @@ TEST(SequenceBookTest, ACloseOfAWaitingOrRunningSequenceCancelsIt) {
   EXPECT_EQ(book.Admit(1, 7).admission, Admission::kReplay);
 }
 
-TEST(SequenceBookTest, ACloseAfterTheEndOrPastTheWindowIsIgnored) {
-  SequenceBook book = MakeBook(4);
+TEST(SequenceBookTest, ACloseAfterTheEndIsIgnoredAndOneFarAheadIsRecordedWithinABound) {
+  SequenceBook book({.window = 4, .kept_replies = 2, .kept_outcomes = 3});
   book.Admit(1, 7);
   RunOne(book);
   EXPECT_EQ(book.Close(1, Closed()), SequenceBook::CloseEffect::kIgnored);
   EXPECT_EQ(book.Close(0, Closed()), SequenceBook::CloseEffect::kIgnored);
-  EXPECT_EQ(book.Close(6, Closed()), SequenceBook::CloseEffect::kIgnored);
-  EXPECT_EQ(book.Close(UINT64_MAX, Closed()), SequenceBook::CloseEffect::kIgnored);
+  EXPECT_EQ(book.Close(UINT64_MAX, Closed()), SequenceBook::CloseEffect::kRecorded);
+  EXPECT_EQ(book.Close(60, Closed()), SequenceBook::CloseEffect::kRecorded);
   EXPECT_EQ(book.Close(5, Closed()), SequenceBook::CloseEffect::kRecorded);
+  EXPECT_EQ(book.Close(6, Closed()), SequenceBook::CloseEffect::kIgnored);
+  EXPECT_EQ(book.Admit(60, 7).admission, Admission::kClosed);
 }
 
 TEST(SequenceBookTest, AChainOfClosedSequencesIsSkippedOneByOne) {
@@ -220,8 +222,7 @@ TEST(SequenceBookTest, RandomOperationsAgreeWithTheModel) {
           const SequenceBook::CloseEffect effect = book.Close(s, Closed());
           const bool admitted =
               model.Is(s, Model::Fate::kWaiting) || model.Is(s, Model::Fate::kRunning);
-          const bool ahead =
-              s >= model.next && s < model.next + static_cast<uint64_t>(model.window);
+          const bool ahead = s >= model.next;
           ASSERT_EQ(effect, s >= model.next && admitted ? SequenceBook::CloseEffect::kCancelled
                             : ahead                     ? SequenceBook::CloseEffect::kRecorded
                                                         : SequenceBook::CloseEffect::kIgnored);
