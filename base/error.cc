@@ -221,6 +221,16 @@ absl::Status WithContext(const absl::Status& status, std::string_view context) {
   return MakeStatus(status.code(), StrCat(context, ": ", status.message()), DetailOf(status));
 }
 
+absl::Status WithPathPrefix(const absl::Status& status, std::string_view prefix) {
+  if (status.ok()) return status;
+  ErrorDetail detail = DetailOf(status);
+  for (FieldViolation& violation : detail.violations) {
+    violation.path = StrCat(prefix, violation.path);
+    if (violation.path.back() == '.') violation.path.pop_back();  // the whole of it
+  }
+  return MakeStatus(status.code(), std::string(status.message()), detail);
+}
+
 void Violations::Add(Reason reason, std::string path, std::string description) {
   if (violations_.empty()) reason_ = reason;
   violations_.push_back({std::move(path), std::move(description)});

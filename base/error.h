@@ -130,6 +130,10 @@ bool HasReason(const absl::Status& status, Reason reason);
 // The same error with `context` and ": " before its text; keeps the detail.
 absl::Status WithContext(const absl::Status& status, std::string_view context);
 
+// The same error with `prefix` before the path of every field violation: "hidden" of a config that
+// is the request's field `config` becomes "config.hidden".
+absl::Status WithPathPrefix(const absl::Status& status, std::string_view prefix);
+
 // Collects every violation of one request, then reports them as a single INVALID_ARGUMENT error.
 class Violations {
  public:

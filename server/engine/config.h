@@ -92,6 +92,8 @@ absl::Status ValidateGroupConfig(const GroupConfig& config, int64_t max_message_
 absl::Status ValidateLayerConfig(const LayerConfig& layer, const GroupConfig& group,
                                  bool device_is_gpu);
 absl::Status ValidateOptimizerConfig(const OptimizerConfig& config);
+// CONFIG_INVALID at the config as a whole, for a derived size that does not fit 64 bits.
+absl::Status TooLarge(const absl::Status& overflow);
 
 std::vector<ConfigField> FieldsOf(const GroupConfig& config);
 std::vector<ConfigField> FieldsOf(const LayerConfig& config);

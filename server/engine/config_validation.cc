@@ -52,13 +52,15 @@ void CheckOptimizer(const OptimizerConfig& config, Rules& rules) {
   rules.FiniteFrom(config.max_gradient_norm, 0, "optimizer.max_gradient_norm");
   rules.Require(config.momentum >= 0 && config.momentum < 1, "optimizer.momentum",
                 StrCat("got ", config.momentum, ", need 0 <= momentum < 1"));
-  if (config.kind != OptimizerKind::kAdamW) return;
+  // The others are AdamW's; whoever sets them for another kind is told when they make no sense.
   rules.Require(config.beta1 >= 0 && config.beta1 < 1, "optimizer.beta1",
                 StrCat("got ", config.beta1, ", need 0 <= beta1 < 1"));
   rules.Require(config.beta2 >= 0 && config.beta2 < 1, "optimizer.beta2",
                 StrCat("got ", config.beta2, ", need 0 <= beta2 < 1"));
-  rules.Require(std::isfinite(config.epsilon) && config.epsilon > 0, "optimizer.epsilon",
-                StrCat("got ", config.epsilon, ", need more than 0"));
+  const bool used = config.kind == OptimizerKind::kAdamW;
+  rules.Require(
+      std::isfinite(config.epsilon) && config.epsilon >= 0 && !(used && config.epsilon == 0),
+      "optimizer.epsilon", StrCat("got ", config.epsilon, ", need more than 0"));
 }
 
 void CheckRouter(const LayerConfig& layer, Rules& rules) {
@@ -105,6 +107,11 @@ void CheckLayerWithinGroup(const LayerConfig& layer, const GroupConfig& group, R
 
 }  // namespace
 
+absl::Status TooLarge(const absl::Status& overflow) {
+  return Error(Reason::kConfigInvalid)
+      .At("", StrCat("maxima that do not fit together: ", StdView(overflow.message())));
+}
+
 absl::Status ValidateGroupConfig(const GroupConfig& config, int64_t max_message_bytes) {
   Rules rules;
   rules.AtLeast(config.dp_size, 1, "dp_size");
@@ -132,7 +139,9 @@ absl::Status ValidateGroupConfig(const GroupConfig& config, int64_t max_message_
         .Text("dp_size: got ", config.dp_size, ", need 1: data parallelism is not available yet")
         .With("field", "dp_size");
   }
-  ASSIGN_OR_RETURN(const int64_t message, MaxMessageBytes(SizesOf(config)));
+  const absl::StatusOr<int64_t> size = MaxMessageBytes(SizesOf(config));
+  if (!size.ok()) return TooLarge(size.status());
+  const int64_t message = *size;
   constexpr int64_t kGrpcCap = 2147483647;
   const int64_t needed = std::min(kGrpcCap, message > kGrpcCap / 2 ? kGrpcCap : 2 * message);
   rules.Require(needed <= max_message_bytes, "max_tokens_per_rank",

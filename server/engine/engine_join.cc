@@ -164,7 +164,8 @@ void EngineImpl::RunJoin(const JoinRequest& request) {
 absl::StatusOr<std::vector<JoinRecord>> EngineImpl::ExchangeJoin(const JoinRequest& request,
                                                                  GroupSession& session) {
   JoinRecord record;
-  record.status = ValidateGroupConfig(request.config, options_.max_receive_message_bytes);
+  record.status = WithPathPrefix(
+      ValidateGroupConfig(request.config, options_.max_receive_message_bytes), "config.");
   if (record.status.ok() && request.rank == 0) {
     MutexLock lock(mutex_);
     const bool mine = claim_.epoch == request.epoch && claim_.group_id == request.group_id &&
@@ -195,6 +196,11 @@ absl::StatusOr<std::vector<JoinRecord>> EngineImpl::ExchangeJoin(const JoinReque
   record.device_uuid = facts_.device.uuid;
   record.bootstrap_fingerprint = BootstrapFingerprint(request.bootstrap_id);
   record.config = FieldsOf(request.config);
+  // Addresses may differ from where one looks; who is meant may not.
+  record.config.push_back(
+      {"members", absl::StrJoin(request.members, " ", [](std::string* out, const Member& member) {
+         StrAppend(out, member.slot, "#", member.incarnation);
+       })});
   for (const auto& [id, layer] : state_.layers) {
     const LayerInfo& info = layer->info();
     record.layers.push_back({.layer_id = id,

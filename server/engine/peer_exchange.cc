@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
+#include "base/mutex.h"
 #include "base/strings.h"
 
 namespace expertd::engine {
@@ -13,11 +15,29 @@ namespace {
 
 // Closing is best effort: a peer that does not answer finds out by its own deadline.
 constexpr std::chrono::seconds kCloseTimeout{2};
-// A peer that dies after it took our record would be missed only at the deadline. The record is
-// sent again to those that are late, which changes nothing at a live one and finds a dead one.
+// A peer that dies after it took our record, or that took it early and turned out to be in another
+// group, would be missed only at the deadline. The record is sent again to those that are late,
+// which changes nothing at a live one and finds the others.
 constexpr std::chrono::milliseconds kRepeatAfter{500};
 
 }  // namespace
+
+// The peers that have taken a record. Shared with deliveries on their way; thread-safe.
+class PeerExchange::TakenBy {
+ public:
+  void Add(int64_t peer) {
+    MutexLock lock(mutex_);
+    peers_.insert(peer);
+  }
+  bool Contains(int64_t peer) {
+    MutexLock lock(mutex_);
+    return peers_.count(peer) != 0;
+  }
+
+ private:
+  Mutex mutex_;
+  std::set<int64_t> peers_ ABSL_GUARDED_BY(mutex_);
+};
 
 PeerExchange::PeerExchange(std::string group_id, uint64_t epoch, int64_t rank, int64_t world,
                            std::string bootstrap_id, std::shared_ptr<PeerBoard> board,
@@ -47,24 +67,30 @@ absl::StatusOr<std::vector<std::string>> PeerExchange::Gather(std::string_view s
                                                               uint64_t sequence, std::string bytes,
                                                               SteadyTime deadline, bool patient) {
   const PeerRecord record = MakeRecord(stage, sequence, std::move(bytes));
-  DeliverTo(Others(), record, deadline, patient);
-  if (patient) return board_->Wait(stage, sequence, record.bytes, deadline);
+  const auto taken = std::make_shared<TakenBy>();
+  DeliverTo(Others(), record, deadline, patient, taken);
   for (;;) {
     const SteadyTime until = std::min(deadline, Clock::Real().Now() + kRepeatAfter);
     absl::StatusOr<std::vector<std::string>> all =
         board_->Wait(stage, sequence, record.bytes, until);
-    const bool late = HasReason(all.status(), Reason::kStepTimeout) && Clock::Real().Now() >= until;
-    if (!late || until == deadline) return all;
-    DeliverTo(board_->Missing(stage, sequence), record, deadline, patient);
+    const bool again =
+        HasReason(all.status(), Reason::kStepTimeout) && Clock::Real().Now() >= until;
+    if (!again || until == deadline) return all;
+    std::vector<int64_t> late = board_->Missing(stage, sequence);
+    // A patient delivery that is still being tried goes on by itself.
+    if (patient) std::erase_if(late, [&](int64_t peer) { return !taken->Contains(peer); });
+    DeliverTo(late, record, deadline, patient, taken);
   }
 }
 
 void PeerExchange::DeliverTo(const std::vector<int64_t>& ranks, const PeerRecord& record,
-                             SteadyTime deadline, bool patient) {
+                             SteadyTime deadline, bool patient,
+                             const std::shared_ptr<TakenBy>& taken) {
   for (int64_t peer : ranks) {
     std::shared_ptr<PeerBoard> board = board_;
     transport_->Deliver(peer, record, deadline, patient,
-                        [board, epoch = epoch_, peer](absl::Status status) {
+                        [board, epoch = epoch_, peer, taken](absl::Status status) {
+                          if (status.ok()) taken->Add(peer);
                           // A timeout says nothing about the peer: the wait itself ends by the same
                           // deadline.
                           if (status.ok() || HasReason(status, Reason::kStepTimeout)) return;

@@ -45,8 +45,9 @@ class PeerExchange final : public BootstrapExchange {
 
  private:
   PeerRecord MakeRecord(std::string_view stage, uint64_t sequence, std::string bytes) const;
+  class TakenBy;
   void DeliverTo(const std::vector<int64_t>& ranks, const PeerRecord& record, SteadyTime deadline,
-                 bool patient);
+                 bool patient, const std::shared_ptr<TakenBy>& taken);
 
   const std::string group_id_;
   const uint64_t epoch_;

@@ -128,8 +128,9 @@ absl::Status StepRunner::CheckCreateLayer(CreateLayerOp& op, Step& step) {
   op.arguments = {{"layer_id", op.layer_id}};
   AppendFields(op.arguments, FieldsOf(op.config));
   AppendFields(op.arguments, FieldsOf(op.config.optimizer));
-  RETURN_IF_ERROR(
-      ValidateLayerConfig(op.config, session_.config, state_.device->facts().kind == "cuda"));
+  RETURN_IF_ERROR(WithPathPrefix(
+      ValidateLayerConfig(op.config, session_.config, state_.device->facts().kind == "cuda"),
+      "config."));
   RETURN_IF_ERROR(CheckRecipe(op.config, *state_.device));
   auto existing = state_.layers.find(op.layer_id);
   if (existing != state_.layers.end()) {
@@ -147,7 +148,8 @@ absl::Status StepRunner::CheckCreateLayer(CreateLayerOp& op, Step& step) {
         .With("layer_id", op.layer_id);
   }
   // First: its arithmetic is checked, so that no size below can overflow.
-  RETURN_IF_ERROR(PlanLayer(SizesOf(session_.config), SizesOf(op.config, false)).status());
+  const auto plan = PlanLayer(SizesOf(session_.config), SizesOf(op.config, false));
+  if (!plan.ok()) return WithPathPrefix(TooLarge(plan.status()), "config");
   ASSIGN_OR_RETURN(
       std::unique_ptr<ExpertMlp> mlp,
       CreateExpertMlp(state_.expert_mlp, *state_.device, MlpConfigOf(op.config, session_.world)));

@@ -1,6 +1,8 @@
 // What each step method requires of its tensors, and how results go into its response.
 #include "server/rpc/convert_step.h"
 
+#include <algorithm>
+
 #include <cmath>
 #include <string_view>
 #include <vector>
@@ -89,6 +91,9 @@ void CheckId(const std::string& id, const std::string& path, Violations* violati
   } else if (id.size() > kMaxIdBytes) {
     violations->Add(Reason::kConfigInvalid, path,
                     StrCat("got ", id.size(), " bytes, need at most ", kMaxIdBytes));
+  } else if (std::any_of(id.begin(), id.end(),
+                         [](unsigned char c) { return c < ' ' || c == 127; })) {
+    violations->Add(Reason::kConfigInvalid, path, "got control characters, need none");
   }
 }
 

@@ -96,6 +96,21 @@ TEST(EngineJoinTest, RanksThatDisagreeOnTheirNumberAreAllToldAtOnce) {
   cluster.Form(2);
 }
 
+TEST(EngineJoinTest, RanksOfDifferentGroupsInOneEpochAreBothToldAtOnce) {
+  Cluster cluster(2);
+  cluster.Claim(1);
+  const SteadyTime start = Clock::Real().Now();
+  JoinRequest other = cluster.MakeJoin(1, 1);
+  other.group_id = "another";
+  auto early = cluster.StartJoin(other);  // its record is at rank 0 before rank 0 joins
+  WaitUntil([&] { return cluster.network.delivered() > 0; });
+  EXPECT_EQ(ReasonOf(Await(cluster.StartJoin(cluster.MakeJoin(0, 1))).status()),
+            Reason::kEpochStale);
+  EXPECT_EQ(ReasonOf(Await(std::move(early)).status()), Reason::kEpochStale);
+  EXPECT_LT(ToSeconds(Clock::Real().Now() - start), 8.0);
+  cluster.Form(2);
+}
+
 TEST(EngineJoinTest, AnotherJoinOfTheSameEpochIsAMismatchThatNamesTheField) {
   Cluster cluster(2);
   cluster.Form(1);

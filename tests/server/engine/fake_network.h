@@ -3,6 +3,7 @@
 #ifndef TESTS_SERVER_ENGINE_FAKE_NETWORK_H_
 #define TESTS_SERVER_ENGINE_FAKE_NETWORK_H_
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -76,6 +77,9 @@ class FakeNetwork {
     }
     changed_.notify_all();
   }
+
+  // Records that some engine has taken or refused.
+  int delivered() const { return delivered_; }
 
   std::unique_ptr<PeerTransport> Connect(const std::vector<Member>& members) {
     return std::make_unique<Transport>(*this, members);
@@ -154,6 +158,7 @@ class FakeNetwork {
       if (engine != engines_.end()) {
         status = letter.close ? engine->second->OnPeerClose(letter.record)
                               : engine->second->OnPeerRecord(letter.record);
+        ++delivered_;
       }
     }
     if (HasReason(status, Reason::kPeerLost) && letter.patient &&
@@ -164,6 +169,7 @@ class FakeNetwork {
     return false;
   }
 
+  std::atomic<int> delivered_ = 0;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Letter> letters_;
