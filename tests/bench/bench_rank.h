@@ -21,6 +21,7 @@ struct RankOptions {
   std::string mlp;
   DType dtype = DType::kBF16;
   int64_t alignment = 1;
+  int64_t comm_sms = 0;  // 0: automatic
   int64_t rank = 0;
   int64_t world = 1;
   uint64_t seed = 1;
