@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "kernels/backends.h"
-#include "kernels/ep/transport.h"
+#include "kernels/transport.h"
 #include "server/engine/config.h"
 #include "server/engine/group_state.h"
 #include "server/engine/operations.h"

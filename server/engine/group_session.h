@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ep/transport.h"
 #include "kernels/ep_backend.h"
+#include "kernels/transport.h"
 #include "server/engine/config.h"
 #include "server/engine/peer_exchange.h"
 #include "server/engine/sharding.h"

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/ep/transport.h"
+#include "kernels/transport.h"
 #include "server/engine/config.h"
 #include "server/engine/operations.h"
 

@@ -1,3 +1,4 @@
+# Compares the GPU image with the CPU image, and with the bundle it is made of.
 """The GPU image differs from the CPU image in what it is made of, not in how it is run."""
 import re
 from pathlib import Path

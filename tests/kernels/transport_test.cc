@@ -1,5 +1,5 @@
 // TransportBetween: every way, and why not a faster one.
-#include "kernels/ep/transport.h"
+#include "kernels/transport.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // NCCL's order of preference: peer memory, shared memory, network; see transport.h.
-#include "kernels/ep/transport.h"
+#include "kernels/transport.h"
 
 #include <algorithm>
 

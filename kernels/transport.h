@@ -2,8 +2,8 @@
 //
 // The backends' libraries choose the way by themselves. This states their rule, so that an operator
 // sees it beforehand and in GetServerInfo; NCCL_DEBUG=INFO shows what NCCL chose.
-#ifndef KERNELS_EP_TRANSPORT_H_
-#define KERNELS_EP_TRANSPORT_H_
+#ifndef KERNELS_TRANSPORT_H_
+#define KERNELS_TRANSPORT_H_
 
 #include <string>
 #include <string_view>
@@ -39,4 +39,4 @@ Transport TransportBetween(std::string_view backend, const TransportFacts& self,
 
 }  // namespace expertd
 
-#endif  // KERNELS_EP_TRANSPORT_H_
+#endif  // KERNELS_TRANSPORT_H_
