@@ -15,6 +15,49 @@ bin="$here/bin" tests="$here/bin"  # a bundle
 if [[ ! -d "$bin" ]]; then         # the tree
   bin="$here/../../build/release" tests="$here/../../build/release/tests"
 fi
+
+# transport VARIABLES...: forms a group of two daemons with these variables ("{slot}" becomes the
+# slot), and compares the way that it tells with the way that NCCL says it took.
+transport() {
+  local folder slot host hosts=() daemons=() variables told want took
+  folder="$(mktemp -d)"
+  trap 'kill "${daemons[@]}" 2> /dev/null; wait; rm -rf "$folder"' RETURN
+  for slot in 0 1; do
+    variables=("${@//"{slot}"/$slot}" NCCL_DEBUG=INFO "NCCL_DEBUG_FILE=$folder/nccl.$slot")
+    env "${variables[@]}" "$bin/expertd" --listen 127.0.0.1:0 --slot "$slot" --device "cuda:$slot" \
+      > "$folder/out.$slot" 2> "$folder/err.$slot" &
+    daemons+=($!)
+  done
+  for slot in 0 1; do
+    for _ in {1..300}; do
+      host="$(sed -n 's/^listening .*\baddress=\([^ ]*\).*/\1/p' "$folder/out.$slot" | head -n 1)"
+      [[ -z "$host" ]] || break
+      sleep 0.1
+    done
+    [[ -n "$host" ]] || { cat "$folder"/err.* && return 1; }
+    hosts+=("$host")
+  done
+  hosts=("--hosts=${hosts[0]},${hosts[1]}")
+  "$bin/expertctl" up "${hosts[@]}" --backend nccl && "$bin/expertctl" doctor "${hosts[@]}" || return 1
+  told="$("$bin/expertctl" describe "${hosts[@]}" | sed -n 's/^rank 0 reaches 1 by //p')"
+  case "$told" in
+    "nvlink p2p" | "p2p pcie") want="P2P" ;;
+    shm) want="SHM" ;;
+    network) want="NET" ;;
+    *) want="something else" ;;
+  esac
+  took="$(cat "$folder"/nccl.* | grep -oE ' via (P2P|SHM|NET)/' | sed 's|.* \(.*\)/|\1|' | sort -u | tr '\n' ' ')"
+  echo "told: $told; NCCL took: $took"
+  [[ "$took" == "$want " ]] || return 1
+  echo "[  PASSED  ] 1 test."
+}
+
+if [[ "${1:-}" == "--transport" ]]; then
+  shift
+  transport "$@"
+  exit
+fi
+
 quick=0 sanitize=0 only="" logs=""
 while (($#)); do
   case "$1" in
@@ -22,7 +65,7 @@ while (($#)); do
     --sanitize) sanitize=1 ;;
     --only) only="${2:?--only needs a word}" && shift ;;
     --logs) logs="${2:?--logs needs a folder}" && shift ;;
-    *) sed -n 's/^# \{0,1\}//; 2,/^set /p' "${BASH_SOURCE[0]}" | head -n 11 >&2 && exit 64 ;;
+    *) sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2 && exit 64 ;;
   esac
   shift
 done
@@ -92,6 +135,10 @@ if ((!sanitize)); then
   for program in "$tests"/*_multigpu_test; do
     [[ -x "$program" ]] && run "${program##*/}" 2 "$program" --gtest_brief=1
   done
+  self="$(readlink -f "${BASH_SOURCE[0]}")"
+  run "transport" 2 "$self" --transport NCCL_P2P_DISABLE=0
+  run "transport without peer access" 2 "$self" --transport NCCL_P2P_DISABLE=1
+  run "transport, two hosts pretended" 2 "$self" --transport "NCCL_HOSTID=test-host-{slot}"
   calm='*-*RandomSizeAndDelay*'
   service "service, 1 GPU" nccl_1 "$calm"
   service "service, 2 GPUs" nccl_2 "$calm"
