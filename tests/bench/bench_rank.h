@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -53,6 +54,7 @@ class BenchRank {
 
   const Device& device() const { return *device_; }
   const EpHandle& handle() const { return *handle_; }
+  std::string_view mlp() const { return mlp_->name(); }
 
  private:
   explicit BenchRank(RankOptions options, Workload workload)

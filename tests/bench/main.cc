@@ -174,7 +174,7 @@ class Benchmark {
     Row row;
     row.workload = workload;
     row.backend = options_.backend;
-    row.mlp = options_.mlp;
+    row.mlp = std::string(ranks[0]->mlp());
     row.world = options_.world;
     row.dtype = options_.dtype;
     row.device = ranks[0]->device().facts();
