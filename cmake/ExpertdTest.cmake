@@ -55,6 +55,7 @@ function(expertd_all_tests)
   foreach(binary IN LISTS binaries)
     expertd_test_binary(${binary} "${folder_of_${binary}}" ${sources_of_${binary}})
   endforeach()
+  expertd_gpu_service_tests()
   expertd_link_tests()
   expertd_tree_checks()
 endfunction()
@@ -143,6 +144,23 @@ function(expertd_python_test file)
     COMMAND "${EXPERTD_PYTHON}" -m pytest -q -rs -p no:cacheprovider "tests/${file}")
   set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout}
     ENVIRONMENT "${environment}" SKIP_REGULAR_EXPRESSION "\n[0-9]+ skipped in ")
+endfunction()
+
+# The service's conformance suite once more, whole, with its daemons on GPUs.
+function(expertd_gpu_service_tests)
+  if(NOT EXPERTD_WITH_CUDA OR NOT TARGET conformance_service_test)
+    return()
+  endif()
+  expertd_test_environment(environment)
+  foreach(shape IN ITEMS nccl_1 nccl_2 nccl_network_2)
+    set(label gpu)
+    if(NOT shape MATCHES "_1$")
+      set(label multigpu)
+    endif()
+    add_test(NAME conformance_service.${shape} COMMAND conformance_service_test --gtest_brief=1)
+    set_tests_properties(conformance_service.${shape} PROPERTIES LABELS "conformance;${label}"
+      TIMEOUT 600 ENVIRONMENT "${environment};EXPERTD_TEST_SHAPES=${shape}")
+  endforeach()
 endfunction()
 
 # Links each library whole, with nothing but its declared dependencies: a symbol that only a library

@@ -90,7 +90,8 @@ Support GpuLater(std::string_view name, const Device& device, std::string_view n
   return IsCpu(device) ? GpuOnly(name, device, need) : Unsupported(name, "not available yet");
 }
 
-// A recipe for GPUs of the given compute capabilities, which have no code for it yet.
+// A recipe or implementation for GPUs of the given compute capabilities, for which this build has
+// no code yet.
 Support GpuRecipe(std::string_view name, const Device& device,
                   const std::vector<std::string_view>& capabilities) {
   std::string need = "a GPU of compute capability ";
@@ -100,7 +101,10 @@ Support GpuRecipe(std::string_view name, const Device& device,
     fits = fits || capabilities[i] == device.facts().compute_capability;
   }
   if (IsCpu(device)) return GpuOnly(name, device, need);
-  if (fits) return Unsupported(name, "not available yet");
+  if (fits) {
+    return Unsupported(name, StrCat("not built yet: ", device.facts().name,
+                                    " has the hardware, this build has no kernels for it"));
+  }
   return Unsupported(name,
                      StrCat("needs ", need, "; this one has ", device.facts().compute_capability));
 }
@@ -149,8 +153,12 @@ std::vector<Support> ListEpBackends(const Device& device) {
 }
 
 std::vector<Support> ListRecipes(const Device& device) {
-  return {Supported("bf16"), GpuRecipe("fp8_current", device, {"8.9", "9.0"}),
-          GpuRecipe("fp8_block", device, {"9.0"}), GpuRecipe("mxfp8", device, {"10.0"}),
+  return {Supported("bf16"),
+          Supported("f16"),
+          Supported("f32"),
+          GpuRecipe("fp8_current", device, {"8.9", "9.0"}),
+          GpuRecipe("fp8_block", device, {"9.0"}),
+          GpuRecipe("mxfp8", device, {"10.0"}),
           GpuRecipe("nvfp4", device, {"10.0"})};
 }
 

@@ -9,21 +9,47 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace expertd {
 
-// What GetServerInfo reports about a device.
+// Another GPU that this process sees, as reached from its own.
+struct DevicePeer {
+  int64_t ordinal = 0;
+  std::string name;
+  std::string uuid;
+  std::string pci_bus_id;
+  bool access = false;  // kernels here may read and write its memory
+  bool nvlink = false;  // with access: over NVLink, otherwise over PCIe
+};
+
+// What this process's environment tells NCCL about the ways it may take.
+struct NcclSettings {
+  std::string host_id;  // NCCL_HOSTID; "": NCCL makes its own of host name and boot
+  bool p2p_disabled = false;
+  bool p2p_nvlink_only = false;
+  bool shm_disabled = false;
+};
+
+// What GetServerInfo reports about a device. "" and 0 where the kind has no such thing.
 struct DeviceFacts {
-  std::string kind;                // "cpu" or "cuda"
-  std::string name;                // model name
-  std::string uuid;                // unique on a host; "" when the kind has none
-  std::string pci_bus_id;          // "" when the kind has none
-  std::string compute_capability;  // "9.0"; "" on the CPU
+  std::string kind;  // "cpu" or "cuda"
+  std::string name;  // model name
+  std::string uuid;  // unique on a host
+  std::string pci_bus_id;
+  std::string compute_capability;  // "9.0"
   int64_t memory_bytes = 0;
   int64_t ordinal = 0;
+  int64_t multiprocessors = 0;
+  std::string driver_version;  // of the kernel module: "580.159.04"
+  std::string cuda_driver;     // newest CUDA that the driver serves: "13.0"
+  std::string cuda_runtime;    // CUDA that this program runs with: "13.0"
+  std::string nccl_version;    // "2.28.9"
+  NcclSettings nccl;
+  std::vector<DevicePeer> peers;
 };
 
 class Device;
@@ -69,6 +95,16 @@ class Device {
   virtual absl::Status CopyToHost(void* host, const void* device, int64_t bytes) = 0;
   virtual absl::Status CopyOnDevice(void* to, const void* from, int64_t bytes) = 0;
   virtual absl::Status Zero(void* device, int64_t bytes) = 0;
+
+  // Marks on the device's own timeline, which stages of a step are measured with. A mark is passed
+  // when all work queued before it has run. Making one queues and never waits; marks are reused, so
+  // that steady steps allocate nothing.
+  virtual void ForgetMarks() = 0;
+  // The number of a new mark: 0 is the first after ForgetMarks.
+  virtual absl::StatusOr<int64_t> Mark() = 0;
+  // From the passing of one mark to that of a later one. Waits for that only when nothing that was
+  // queued behind it has been waited for already.
+  virtual absl::StatusOr<double> MicrosBetween(int64_t from, int64_t to) = 0;
 
   // Blocks handed out by the underlying allocator so far: a steady step leaves it unchanged.
   virtual int64_t block_allocations() const = 0;

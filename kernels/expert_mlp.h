@@ -99,6 +99,9 @@ class ExpertMlp {
   virtual absl::Status Forward(const MlpForwardArgs& args) = 0;
   virtual absl::Status Dgrad(const MlpDgradArgs& args) = 0;
   virtual absl::Status Wgrad(const MlpWgradArgs& args) = 0;
+  // Numbers of rows of one expert, up to `max_rows`, whose first call is slow because code is
+  // loaded or an algorithm chosen: calls with each make all later ones fast. Empty: none is.
+  virtual std::vector<int64_t> WarmRows(int64_t /*max_rows*/) const { return {}; }
 };
 
 }  // namespace expertd

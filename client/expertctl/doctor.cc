@@ -1,20 +1,16 @@
 // The checks of doctor, one function each.
 #include "client/expertctl/doctor.h"
 
-#include <sys/statvfs.h>
-
 #include <algorithm>
 #include <set>
 
 #include "base/error.h"
 #include "base/strings.h"
 #include "client/cpp/placement.h"
+#include "client/expertctl/doctor_gpu.h"
 
 namespace expertd::expertctl {
 namespace {
-
-// Container runtimes give 64 MiB unless told otherwise; transports of several GPUs need more.
-constexpr int64_t kNeedSharedMemory = 256 << 20;
 
 void Add(Severity severity, std::string subject, std::string text, std::string remedy,
          std::vector<Finding>* findings) {
@@ -101,30 +97,17 @@ void CheckTogether(const std::vector<client::HostInfo>& infos, std::vector<Findi
   }
 }
 
-void CheckSharedMemory(const DoctorInput& input, std::vector<Finding>* findings) {
-  if (input.shm_bytes >= kNeedSharedMemory) {
-    Add(Severity::kGood, "this machine", StrCat("/dev/shm has ", input.shm_bytes, " bytes"), "",
-        findings);
-    return;
-  }
-  bool gpus = false;
-  for (const client::HostReport& host : input.hosts) {
-    gpus = gpus || host.info.device().kind() == "cuda";
-  }
-  Add(gpus ? Severity::kProblem : Severity::kWarning, "this machine",
-      StrCat("/dev/shm: got ", input.shm_bytes, " bytes, need ", kNeedSharedMemory),
-      "start the container with a larger shared memory (--shm-size=1g)", findings);
-}
-
 }  // namespace
 
 std::vector<Finding> Diagnose(const DoctorInput& input) {
   std::vector<Finding> findings;
   std::vector<client::HostInfo> infos;
+  std::vector<const client::HostReport*> reached;
   std::set<std::string> machines;
   for (const client::HostReport& host : input.hosts) {
     if (!host.status.ok()) continue;
     infos.push_back({host.host, host.info});
+    reached.push_back(&host);
     machines.insert(host.info.boot_id());
   }
   for (const client::HostReport& host : input.hosts) {
@@ -133,21 +116,17 @@ std::vector<Finding> Diagnose(const DoctorInput& input) {
     CheckBackend(host, input.backend, &findings);
     CheckState(host, &findings);
     CheckAddress(host, machines.size() > 1, &findings);
+    CheckGpu(host, &findings);
   }
   CheckTogether(infos, &findings);
-  CheckSharedMemory(input, &findings);
+  CheckGpusTogether(reached, &findings);
+  CheckTransports(reached, &findings);
   return findings;
 }
 
 bool HasProblem(const std::vector<Finding>& findings) {
   return std::any_of(findings.begin(), findings.end(),
                      [](const Finding& finding) { return finding.severity == Severity::kProblem; });
-}
-
-int64_t SharedMemoryBytes() {
-  struct statvfs info = {};
-  if (statvfs("/dev/shm", &info) != 0) return -1;
-  return static_cast<int64_t>(info.f_blocks) * static_cast<int64_t>(info.f_frsize);
 }
 
 }  // namespace expertd::expertctl

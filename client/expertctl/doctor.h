@@ -2,7 +2,6 @@
 #ifndef CLIENT_EXPERTCTL_DOCTOR_H_
 #define CLIENT_EXPERTCTL_DOCTOR_H_
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -14,24 +13,20 @@ enum class Severity { kGood, kWarning, kProblem };
 
 struct Finding {
   Severity severity = Severity::kGood;
-  std::string subject;  // A host, or "group", or "this machine".
+  std::string subject;  // A host, or "group".
   std::string text;
   std::string remedy;  // Empty when good.
 };
 
 struct DoctorInput {
   std::vector<client::HostReport> hosts;
-  std::string backend;     // Empty: only that some backend is supported.
-  int64_t shm_bytes = -1;  // Size of /dev/shm here; -1: there is none.
+  std::string backend;  // Empty: only that some backend is supported.
 };
 
-// Findings in a fixed order: per host, then between hosts, then this machine.
+// Findings in a fixed order: per host, then between hosts, then of the group they form.
 std::vector<Finding> Diagnose(const DoctorInput& input);
 
 bool HasProblem(const std::vector<Finding>& findings);
-
-// Bytes of the file system at /dev/shm, or -1.
-int64_t SharedMemoryBytes();
 
 }  // namespace expertd::expertctl
 

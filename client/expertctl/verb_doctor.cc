@@ -46,7 +46,6 @@ absl::StatusOr<int> RunDoctor(const Args& args) {
   DoctorInput input;
   input.hosts = client::ReadHosts(Hosts(file), target.QuickOptions());
   input.backend = backend.empty() ? file.config().backend() : backend;
-  input.shm_bytes = SharedMemoryBytes();
   const std::vector<Finding> findings = Diagnose(input);
   std::vector<std::string> rows;
   for (const Finding& finding : findings) {

@@ -1,4 +1,5 @@
 // status, describe: what there is.
+#include <map>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,21 @@ void PrintHost(const client::HostReport& report) {
   }
   if (!report.group.reason().empty()) StrAppend(&line, "  (", report.group.reason(), ")");
   PrintLine(line);
+}
+
+// How one rank reaches the others, in one line: "rank 0 reaches 1 2 by nvlink p2p, 3 by network".
+void PrintWays(const v1::GroupInfo& rank) {
+  std::map<std::string, std::string> ranks;  // by transport
+  for (const v1::PeerTransport& way : rank.transports()) {
+    if (way.rank() == rank.rank()) continue;
+    std::string& list = ranks[way.transport()];
+    StrAppend(&list, list.empty() ? "" : " ", way.rank());
+  }
+  std::string line;
+  for (const auto& [transport, list] : ranks) {
+    StrAppend(&line, line.empty() ? "" : ", ", list, " by ", transport);
+  }
+  if (!line.empty()) PrintLine(absl::StrFormat("rank %d reaches %s", rank.rank(), line));
 }
 
 void PrintLayer(const client::LayerReport& layer) {
@@ -93,6 +109,7 @@ absl::StatusOr<int> RunDescribe(const Args& args) {
                             info.group_id(), info.epoch(), info.config().dp_size(),
                             info.config().ep_size(), info.backend(),
                             HumanBytes(info.max_message_bytes())));
+  for (const v1::GroupInfo& rank : session.group.infos) PrintWays(rank);
   for (const client::LayerReport& layer : layers) PrintLayer(layer);
   return kExitOk;
 }

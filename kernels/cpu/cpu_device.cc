@@ -129,4 +129,13 @@ absl::Status CpuDevice::Zero(void* device, int64_t bytes) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<int64_t> CpuDevice::Mark() {
+  marks_.push_back(Clock::Real().Now());
+  return static_cast<int64_t>(marks_.size()) - 1;
+}
+
+absl::StatusOr<double> CpuDevice::MicrosBetween(int64_t from, int64_t to) {
+  return ToMicros(marks_[static_cast<size_t>(to)] - marks_[static_cast<size_t>(from)]);
+}
+
 }  // namespace expertd

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/clock.h"
 #include "kernels/device.h"
 
 namespace expertd {
@@ -32,6 +33,9 @@ class CpuDevice final : public Device {
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override;
   absl::Status CopyOnDevice(void* to, const void* from, int64_t bytes) override;
   absl::Status Zero(void* device, int64_t bytes) override;
+  void ForgetMarks() override { marks_.clear(); }
+  absl::StatusOr<int64_t> Mark() override;
+  absl::StatusOr<double> MicrosBetween(int64_t from, int64_t to) override;
   int64_t block_allocations() const override { return block_allocations_; }
 
  protected:
@@ -45,6 +49,7 @@ class CpuDevice final : public Device {
   std::map<int64_t, std::vector<void*>> pool_;  // free blocks by block size
   int64_t held_bytes_ = 0;                      // in use and in the pool
   int64_t block_allocations_ = 0;
+  std::vector<SteadyTime> marks_;  // everything runs at once here: a mark is passed when made
 };
 
 // The pooled block size for a request: at least 256, a multiple of 256, at most 25 % more than

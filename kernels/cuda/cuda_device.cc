@@ -4,13 +4,12 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
-#include <cstdio>
 #include <cstring>
-#include <string>
 
 #include "base/error.h"
 #include "base/status_macros.h"
 #include "base/strings.h"
+#include "kernels/cuda/device_facts.h"
 #include "kernels/cuda/status.h"
 
 namespace expertd {
@@ -29,18 +28,6 @@ int64_t BlockSize(int64_t bytes) {
   const auto below = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(bytes - 1)));
   const int64_t step = std::max(below / 4, kAlignment);
   return (bytes + step - 1) / step * step;
-}
-
-std::string FormatUuid(const cudaUUID_t& uuid) {
-  std::string text = "GPU-";
-  for (int i = 0; i < 16; ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    char digits[3];
-    std::snprintf(digits, sizeof(digits), "%02x",
-                  static_cast<unsigned>(static_cast<unsigned char>(uuid.bytes[i])));
-    text += digits;
-  }
-  return text;
 }
 
 }  // namespace
@@ -67,18 +54,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(int64_t ordinal) 
 absl::Status CudaDevice::Open(int64_t ordinal) {
   facts_.ordinal = ordinal;
   RETURN_IF_ERROR(MakeCurrent());
-  cudaDeviceProp properties;
-  RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, static_cast<int>(ordinal)),
-                             "reading device properties"));
-  char pci[32] = {};
-  RETURN_IF_ERROR(CudaStatus(cudaDeviceGetPCIBusId(pci, sizeof(pci), static_cast<int>(ordinal)),
-                             "reading the PCI bus id"));
-  facts_.kind = "cuda";
-  facts_.name = properties.name;
-  facts_.uuid = FormatUuid(properties.uuid);
-  facts_.pci_bus_id = pci;
-  facts_.compute_capability = StrCat(properties.major, ".", properties.minor);
-  facts_.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  ASSIGN_OR_RETURN(facts_, ReadDeviceFacts(static_cast<int>(ordinal)));
   if (facts_.compute_capability != kCapability) {
     return Error(Reason::kBackendUnsupported)
         .Text("device cuda:", ordinal, ": ", facts_.name, " has compute capability ",
@@ -216,6 +192,26 @@ absl::Status CudaDevice::Zero(void* device, int64_t bytes) {
   RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(device, 0, static_cast<size_t>(bytes), stream()),
                              "zeroing device memory"));
   return Drain();
+}
+
+absl::StatusOr<int64_t> CudaDevice::Mark() {
+  RETURN_IF_ERROR(MakeCurrent());
+  if (marks_used_ == marks_.size()) {
+    ASSIGN_OR_RETURN(EventHandle event, CreateEvent(EventUse::kTime));
+    marks_.push_back(std::move(event));
+  }
+  RETURN_IF_ERROR(Record(marks_[marks_used_], stream()));
+  return static_cast<int64_t>(marks_used_++);
+}
+
+absl::StatusOr<double> CudaDevice::MicrosBetween(int64_t from, int64_t to) {
+  const EventHandle& end = marks_[static_cast<size_t>(to)];
+  RETURN_IF_ERROR(PollEvent(end, &guards_));
+  float millis = 0;
+  RETURN_IF_ERROR(
+      CudaStatus(cudaEventElapsedTime(&millis, marks_[static_cast<size_t>(from)].get(), end.get()),
+                 "reading a duration"));
+  return static_cast<double>(millis) * 1000;
 }
 
 }  // namespace expertd

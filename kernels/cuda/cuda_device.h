@@ -37,6 +37,9 @@ class CudaDevice final : public Device {
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override;
   absl::Status CopyOnDevice(void* to, const void* from, int64_t bytes) override;
   absl::Status Zero(void* device, int64_t bytes) override;
+  void ForgetMarks() override { marks_used_ = 0; }
+  absl::StatusOr<int64_t> Mark() override;
+  absl::StatusOr<double> MicrosBetween(int64_t from, int64_t to) override;
   int64_t block_allocations() const override { return block_allocations_; }
 
   cudaStream_t stream() const { return stream_.get(); }
@@ -78,6 +81,8 @@ class CudaDevice final : public Device {
   StreamHandle stream_;
   EventHandle drained_;
   Staging staging_[2];
+  std::vector<EventHandle> marks_;  // the first marks_used_ are in use
+  size_t marks_used_ = 0;
 };
 
 }  // namespace expertd

@@ -29,14 +29,6 @@ uint32_t AlignmentOf(const void* pointer) {
   return static_cast<uint32_t>(address & (~address + 1));
 }
 
-// Powers of two and three steps between, from 16 on.
-int64_t RowClass(int64_t rows) {
-  if (rows <= 16) return 16;
-  const auto below = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(rows - 1)));
-  const int64_t step = std::max<int64_t>(below / 4, 1);
-  return (rows + step - 1) / step * step;
-}
-
 template <typename Value>
 absl::Status SetPreference(const MatmulPreferenceHandle& preference,
                            cublasLtMatmulPreferenceAttributes_t attribute, Value value) {
@@ -72,6 +64,13 @@ absl::StatusOr<MatmulDescHandle> MakeDesc(Transposed left, Transposed right) {
 }
 
 }  // namespace
+
+int64_t MatmulRowClass(int64_t rows) {
+  if (rows <= 16) return 16;
+  const auto below = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(rows - 1)));
+  const int64_t step = std::max<int64_t>(below / 4, 1);
+  return (rows + step - 1) / step * step;
+}
 
 absl::StatusOr<std::unique_ptr<CublasMatmul>> CublasMatmul::Create(CudaDevice& device,
                                                                    int64_t lanes) {
@@ -169,7 +168,7 @@ absl::Status CublasMatmul::Run(const MatmulArgs& args, int64_t lane, cudaStream_
   const Key exact = KeyOf(args);
   Key key = exact;
   int64_t& rows = args.left_transposed == Transposed::kYes ? key.k : key.m;
-  rows = RowClass(rows);
+  rows = MatmulRowClass(rows);
   ASSIGN_OR_RETURN(const Layouts layouts, MakeLayouts(exact));
   ASSIGN_OR_RETURN(const Plan* plan, FindPlan(key));
   cublasStatus_t result = Launch(args, *plan, layouts, lane, stream);

@@ -41,6 +41,10 @@ struct MatmulArgs {
   bool accumulate = false;
 };
 
+// The number of data rows that the plan for `rows` of them is chosen for: at least `rows` and 16,
+// in quarter steps of powers of two. Row counts with the same one share a plan.
+int64_t MatmulRowClass(int64_t rows);
+
 class CublasMatmul {
  public:
   // Two users of lanes must not share an object.

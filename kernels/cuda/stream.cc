@@ -23,10 +23,11 @@ absl::StatusOr<StreamHandle> CreateStream() {
   return stream;
 }
 
-absl::StatusOr<EventHandle> CreateEvent() {
+absl::StatusOr<EventHandle> CreateEvent(EventUse use) {
   EventHandle event;
-  RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(event.receive(), cudaEventDisableTiming),
-                             "creating an event"));
+  const unsigned flags = use == EventUse::kTime ? cudaEventDefault : cudaEventDisableTiming;
+  RETURN_IF_ERROR(
+      CudaStatus(cudaEventCreateWithFlags(event.receive(), flags), "creating an event"));
   return event;
 }
 

@@ -13,9 +13,11 @@
 
 namespace expertd {
 
-// All on the current device. Streams do not wait for the default stream; events do not time.
+// All on the current device. Streams do not wait for the default stream. Only events that time can
+// be asked how far apart they are; the others are cheaper.
+enum class EventUse { kOrder, kTime };
 absl::StatusOr<StreamHandle> CreateStream();
-absl::StatusOr<EventHandle> CreateEvent();
+absl::StatusOr<EventHandle> CreateEvent(EventUse use = EventUse::kOrder);
 absl::StatusOr<PinnedHandle> AllocatePinned(int64_t bytes);
 
 // Says whether a wait may go on: deadlines, cancellation, health of a communicator.

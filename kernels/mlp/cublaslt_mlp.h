@@ -42,6 +42,7 @@ class CublasLtMlp final : public ExpertMlp {
   absl::Status Forward(const MlpForwardArgs& args) override;
   absl::Status Dgrad(const MlpDgradArgs& args) override;
   absl::Status Wgrad(const MlpWgradArgs& args) override;
+  std::vector<int64_t> WarmRows(int64_t max_rows) const override;
 
  private:
   struct Lane {

@@ -49,6 +49,16 @@ absl::Status CublasLtMlp::Open(int64_t lanes) {
   return absl::OkStatus();
 }
 
+std::vector<int64_t> CublasLtMlp::WarmRows(int64_t max_rows) const {
+  // One of each class of row counts that share a plan, the largest being a full run.
+  std::vector<int64_t> rows;
+  for (int64_t next = 1; next <= std::min(max_rows, limits_.run_rows); next = rows.back() + 1) {
+    rows.push_back(MatmulRowClass(next));
+  }
+  if (!rows.empty()) rows.back() = std::min(rows.back(), limits_.run_rows);
+  return rows;
+}
+
 // Scratch grows before any lane forks: what it gives back to the pool is taken by users that follow
 // the device's stream and not the lanes'.
 absl::StatusOr<std::vector<RowRuns>> CublasLtMlp::Begin(const ExpertSegments& segments,

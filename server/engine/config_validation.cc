@@ -163,6 +163,12 @@ absl::Status ValidateLayerConfig(const LayerConfig& layer, const GroupConfig& gr
                 StrCat("got ", DTypeName(layer.token_dtype), ", need F32, F16 or BF16"));
   rules.Require(IsTokenDType(layer.weight_dtype), "weight_dtype",
                 StrCat("got ", DTypeName(layer.weight_dtype), ", need F32, F16 or BF16"));
+  for (const auto& [recipe, dtype] :
+       {std::pair("f16", DType::kF16), std::pair("f32", DType::kF32)}) {
+    rules.Require(layer.recipe != recipe || layer.weight_dtype == dtype, "recipe",
+                  StrCat("got ", recipe, " with weight_dtype ", DTypeName(layer.weight_dtype),
+                         ", need ", DTypeName(dtype), " for it"));
+  }
   const bool hidden_fits = layer.hidden >= 1 && layer.hidden <= group.max_hidden;
   const int64_t row_bytes =
       hidden_fits ? layer.hidden * static_cast<int64_t>(DTypeSize(layer.token_dtype)) : 0;

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "kernels/backends.h"
+#include "kernels/transport.h"
 #include "server/engine/config.h"
 #include "server/engine/group_state.h"
 #include "server/engine/operations.h"
@@ -55,12 +56,14 @@ struct GroupInfo {
   std::map<std::string, int64_t> memory_bytes;
   int64_t max_message_bytes = 0;
   std::string backend;
+  std::vector<Transport> transports;  // by rank; empty unless formed
 };
 
 struct ServerFacts {
   int64_t slot = 0;
   uint64_t incarnation = 0;
   std::string boot_id;
+  int64_t shared_memory_bytes = -1;  // of /dev/shm; -1: there is none
   DeviceFacts device;
   std::vector<Support> backends;
   std::vector<Support> recipes;

@@ -31,6 +31,7 @@ GroupInfo EngineImpl::DescribeLocked() const {
   info.config = group_config_;
   info.backend = group_config_.backend;
   info.next_sequence = book_.next();
+  if (session_ != nullptr) info.transports = session_->transports;
   if (auto plan = PlanGroup(SizesOf(group_config_)); plan.ok()) {
     info.max_message_bytes = plan->at("message");
     info.memory_bytes = *std::move(plan);

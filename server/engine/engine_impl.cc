@@ -1,6 +1,8 @@
 // Life of the engine, and the questions that need no step: facts, layers, sharding, parameters.
 #include "server/engine/engine_impl.h"
 
+#include <sys/statvfs.h>
+
 #include <fstream>
 #include <utility>
 
@@ -20,11 +22,19 @@ std::string ReadBootId() {
   return id;
 }
 
+// The file system at /dev/shm, which ranks of one host may exchange data through.
+int64_t ReadSharedMemoryBytes() {
+  struct statvfs info = {};
+  if (statvfs("/dev/shm", &info) != 0) return -1;
+  return static_cast<int64_t>(info.f_blocks) * static_cast<int64_t>(info.f_frsize);
+}
+
 ServerFacts MakeFacts(const EngineOptions& options, const Device& device) {
   ServerFacts facts;
   facts.slot = options.slot;
   facts.incarnation = RandomId();
   facts.boot_id = ReadBootId();
+  facts.shared_memory_bytes = ReadSharedMemoryBytes();
   facts.device = device.facts();
   facts.backends = ListEpBackends(device);
   facts.recipes = ListRecipes(device);

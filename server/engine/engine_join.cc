@@ -194,6 +194,8 @@ absl::StatusOr<std::vector<JoinRecord>> EngineImpl::ExchangeJoin(const JoinReque
                       ? StrCat("cuda:", facts_.device.ordinal, " ", facts_.device.name)
                       : facts_.device.name;
   record.device_uuid = facts_.device.uuid;
+  record.transport = {NcclHostKey(facts_.device.nccl, options_.host, facts_.boot_id),
+                      facts_.device.uuid, facts_.device.pci_bus_id, facts_.device.nccl};
   record.bootstrap_fingerprint = BootstrapFingerprint(request.bootstrap_id);
   record.config = FieldsOf(request.config);
   // Addresses may differ from where one looks; who is meant may not.
@@ -239,6 +241,8 @@ absl::Status EngineImpl::FormGroup(const JoinRequest& request, GroupSession& ses
   for (const JoinRecord& record : records) {
     session.places.push_back({record.slot, record.host, record.device});
   }
+  session.transports =
+      TransportsOf(records, request.rank, request.config.backend, facts_.device.peers);
   EpBootstrap bootstrap;
   bootstrap.group_id = request.group_id;
   bootstrap.epoch = request.epoch;

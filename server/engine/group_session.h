@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/ep_backend.h"
+#include "kernels/transport.h"
 #include "server/engine/config.h"
 #include "server/engine/peer_exchange.h"
 #include "server/engine/sharding.h"
@@ -24,6 +25,7 @@ struct GroupSession {
   int64_t world = 1;
   GroupConfig config;  // defaults filled in
   std::vector<RankPlace> places;
+  std::vector<Transport> transports;  // how each rank is reached; not changed once formed
   std::unique_ptr<PeerExchange> exchange;
   std::unique_ptr<EpBackend> backend;
   EpochStore<HandleState> handles;

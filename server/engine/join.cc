@@ -42,6 +42,20 @@ bool ParseLayer(const std::string& text, JoinLayer& layer) {
 }
 
 constexpr std::chrono::hours kEpochHorizon{24 * 366};
+
+// What a rank's NCCL may not do, as digits in a fixed order.
+std::string LimitsText(const NcclSettings& nccl) {
+  return StrCat(nccl.p2p_disabled ? 1 : 0, nccl.p2p_nvlink_only ? 1 : 0, nccl.shm_disabled ? 1 : 0);
+}
+
+bool ParseLimits(std::string_view text, NcclSettings& nccl) {
+  if (text.size() != 3 || text.find_first_not_of("01") != std::string_view::npos) return false;
+  nccl.p2p_disabled = text[0] == '1';
+  nccl.p2p_nvlink_only = text[1] == '1';
+  nccl.shm_disabled = text[2] == '1';
+  return true;
+}
+
 constexpr std::string_view kConfigPrefix = "config.";
 constexpr std::string_view kLayerPrefix = "layer.";
 
@@ -138,6 +152,9 @@ std::string EncodeJoin(const JoinRecord& record) {
       {"device", record.device},
       {"device_uuid", record.device_uuid},
       {"bootstrap_fingerprint", record.bootstrap_fingerprint},
+      {"pci_bus_id", record.transport.pci_bus_id},
+      {"nccl_host", record.transport.host_key},
+      {"nccl_limits", LimitsText(record.transport.nccl)},
   };
   for (const ConfigField& field : record.config) {
     fields.push_back({StrCat(kConfigPrefix, field.name), field.value});
@@ -175,6 +192,13 @@ absl::StatusOr<JoinRecord> DecodeJoin(std::string_view bytes) {
       record.device = field.value;
     } else if (name == "device_uuid") {
       record.device_uuid = field.value;
+      record.transport.device_uuid = field.value;
+    } else if (name == "pci_bus_id") {
+      record.transport.pci_bus_id = field.value;
+    } else if (name == "nccl_host") {
+      record.transport.host_key = field.value;
+    } else if (name == "nccl_limits") {
+      ok = ok && ParseLimits(field.value, record.transport.nccl);
     } else if (name == "bootstrap_fingerprint") {
       record.bootstrap_fingerprint = field.value;
     }
@@ -182,6 +206,19 @@ absl::StatusOr<JoinRecord> DecodeJoin(std::string_view bytes) {
   }
   if (!ok) return Error(Reason::kInternal).Text("a peer sent a join record that cannot be read");
   return record;
+}
+
+std::vector<Transport> TransportsOf(const std::vector<JoinRecord>& records, int64_t rank,
+                                    std::string_view backend,
+                                    const std::vector<DevicePeer>& peers) {
+  const auto self = static_cast<size_t>(rank);
+  std::vector<Transport> transports;
+  for (size_t other = 0; other < records.size(); ++other) {
+    transports.push_back(other == self ? Transport{"self", ""}
+                                       : TransportBetween(backend, records[self].transport,
+                                                          records[other].transport, peers));
+  }
+  return transports;
 }
 
 absl::Status ConcludeJoin(const std::vector<JoinRecord>& records, int64_t rank) {

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/transport.h"
 #include "server/engine/config.h"
 #include "server/engine/operations.h"
 
@@ -38,6 +39,7 @@ struct JoinRecord {
   std::string device;
   std::string device_uuid;
   std::string bootstrap_fingerprint;
+  TransportFacts transport;  // of the device; its device_uuid is the one above
   std::vector<ConfigField> config;
   std::vector<JoinLayer> layers;
 };
@@ -57,6 +59,10 @@ std::string EpochTooFar(uint64_t epoch);
 // field, both values and both ranks when configs, members, bootstrap ids, devices or versions do
 // not fit.
 absl::Status ConcludeJoin(const std::vector<JoinRecord>& records, int64_t rank);
+
+// How `rank` reaches each rank, in rank order; `peers`: the GPUs that it sees.
+std::vector<Transport> TransportsOf(const std::vector<JoinRecord>& records, int64_t rank,
+                                    std::string_view backend, const std::vector<DevicePeer>& peers);
 
 // Layers that do not fit together, with the reason. A layer that `rank` holds and another rank does
 // not is named too.

@@ -44,23 +44,19 @@ absl::Status StepRunner::Backward(BackwardOp& op, Step& step) {
   RecordCounts(handle, op.stats);
   DeviceBuffer gradient_hold;
   const void* gradient = nullptr;
-  {
-    StageTimer timer(op.stats.stage_in_us);
-    ASSIGN_OR_RETURN(gradient, StageIn(op.output_gradient, gradient_hold));
-  }
+  RETURN_IF_ERROR(Enter(step, &StepStats::stage_in_us));
+  ASSIGN_OR_RETURN(gradient, StageIn(op.output_gradient, gradient_hold));
   ASSIGN_OR_RETURN(DeviceBuffer grad_out, Allocate(rows, config.hidden, config.token_dtype));
-  {
-    StageTimer timer(op.stats.dispatch_us);
-    RETURN_IF_ERROR(ep.CombineBackward(step.context, handle,
-                                       {gradient, config.token_dtype, t, config.hidden}, nullptr,
-                                       {grad_out.data(), config.token_dtype, rows, config.hidden}));
-  }
+  RETURN_IF_ERROR(Enter(step, &StepStats::dispatch_us));
+  RETURN_IF_ERROR(ep.CombineBackward(step.context, handle,
+                                     {gradient, config.token_dtype, t, config.hidden}, nullptr,
+                                     {grad_out.data(), config.token_dtype, rows, config.hidden}));
   ASSIGN_OR_RETURN(DeviceBuffer grad_h,
                    Allocate(rows, 2 * config.intermediate, config.token_dtype));
   ASSIGN_OR_RETURN(DeviceBuffer grad_x, Allocate(rows, config.hidden, config.token_dtype));
   ASSIGN_OR_RETURN(DeviceBuffer grad_w, Allocate(rows, 1, DType::kF32));
   {
-    StageTimer timer(op.stats.experts_us);
+    RETURN_IF_ERROR(Enter(step, &StepStats::experts_us));
     MlpDgradArgs args;
     args.segments = SegmentsOf(handle);
     args.weights = layer.Weights();
@@ -75,14 +71,12 @@ absl::Status StepRunner::Backward(BackwardOp& op, Step& step) {
   ASSIGN_OR_RETURN(DeviceBuffer tokens_gradient, Allocate(t, config.hidden, config.token_dtype));
   ASSIGN_OR_RETURN(DeviceBuffer weights_gradient, Allocate(t, config.top_k, DType::kF32));
   const Matrix tokens_view{tokens_gradient.data(), config.token_dtype, t, config.hidden};
+  RETURN_IF_ERROR(Enter(step, &StepStats::combine_us));
+  RETURN_IF_ERROR(ep.DispatchBackward(
+      step.context, handle, {grad_x.data(), config.token_dtype, rows, config.hidden},
+      grad_w.as<float>(), tokens_view, weights_gradient.as<float>()));
   {
-    StageTimer timer(op.stats.combine_us);
-    RETURN_IF_ERROR(ep.DispatchBackward(
-        step.context, handle, {grad_x.data(), config.token_dtype, rows, config.hidden},
-        grad_w.as<float>(), tokens_view, weights_gradient.as<float>()));
-  }
-  {
-    StageTimer timer(op.stats.experts_us);
+    RETURN_IF_ERROR(Enter(step, &StepStats::experts_us));
     MlpWgradArgs args;
     args.segments = SegmentsOf(handle);
     args.recv_x = ticket.recv_x.data();
@@ -94,7 +88,7 @@ absl::Status StepRunner::Backward(BackwardOp& op, Step& step) {
     RETURN_IF_ERROR(layer.mlp().Wgrad(args));
   }
   RETURN_IF_ERROR(RouterBackward(op, step, weights_gradient.as<float>(), tokens_view));
-  StageTimer timer(op.stats.stage_out_us);
+  RETURN_IF_ERROR(Enter(step, &StepStats::stage_out_us));
   RETURN_IF_ERROR(
       StageOut(tokens_gradient.data(), config.token_dtype, {t, config.hidden}, op.tokens_gradient));
   if (ticket.routing == RoutingSource::kTopk) {
@@ -111,6 +105,7 @@ absl::Status StepRunner::RouterBackward(BackwardOp& op, Step& step, const float*
                                         Matrix grad_tokens) {
   TicketState& ticket = *step.ticket;
   if (ticket.routing == RoutingSource::kTopk) return absl::OkStatus();
+  RETURN_IF_ERROR(Enter(step, &StepStats::prepare_us));
   const LayerConfig& config = step.layer->config();
   const int64_t t = grad_tokens.rows;
   ASSIGN_OR_RETURN(DeviceBuffer grad_logits, Allocate(t, config.expert_count, DType::kF32));

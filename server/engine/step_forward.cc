@@ -143,33 +143,26 @@ absl::Status StepRunner::Forward(ForwardOp& op, Step& step) {
   DeviceBuffer tokens_hold;
   Routed routed;
   const void* tokens = nullptr;
-  {
-    StageTimer timer(op.stats.stage_in_us);
-    ASSIGN_OR_RETURN(tokens, StageIn(op.tokens, tokens_hold));
-  }
+  RETURN_IF_ERROR(Enter(step, &StepStats::stage_in_us));
+  ASSIGN_OR_RETURN(tokens, StageIn(op.tokens, tokens_hold));
   TicketState ticket;
-  {
-    StageTimer timer(op.stats.prepare_us);
-    RETURN_IF_ERROR(Route(op, step, tokens, routed));
-    RETURN_IF_ERROR(AuxLoss(op, step, routed));
-    PrepareArgs args{routed.view, config.expert_count, config.alignment};
-    ASSIGN_OR_RETURN(ticket.handle, ep.Prepare(step.context, args));
-  }
+  RETURN_IF_ERROR(Enter(step, &StepStats::prepare_us));
+  RETURN_IF_ERROR(Route(op, step, tokens, routed));
+  RETURN_IF_ERROR(AuxLoss(op, step, routed));
+  PrepareArgs args{routed.view, config.expert_count, config.alignment};
+  ASSIGN_OR_RETURN(ticket.handle, ep.Prepare(step.context, args));
   const EpHandle& handle = *ticket.handle;
   const int64_t rows = handle.counts().total;
   RecordCounts(handle, op.stats);
-  {
-    StageTimer timer(op.stats.dispatch_us);
-    ASSIGN_OR_RETURN(ticket.recv_x, Allocate(rows, config.hidden, config.token_dtype));
-    ASSIGN_OR_RETURN(ticket.recv_w, Allocate(rows, 1, DType::kF32));
-    RETURN_IF_ERROR(ep.Dispatch(step.context, handle,
-                                {tokens, config.token_dtype, t, config.hidden}, routed.weights,
-                                {ticket.recv_x.data(), config.token_dtype, rows, config.hidden},
-                                ticket.recv_w.as<float>()));
-  }
+  RETURN_IF_ERROR(Enter(step, &StepStats::dispatch_us));
+  ASSIGN_OR_RETURN(ticket.recv_x, Allocate(rows, config.hidden, config.token_dtype));
+  ASSIGN_OR_RETURN(ticket.recv_w, Allocate(rows, 1, DType::kF32));
+  RETURN_IF_ERROR(ep.Dispatch(
+      step.context, handle, {tokens, config.token_dtype, t, config.hidden}, routed.weights,
+      {ticket.recv_x.data(), config.token_dtype, rows, config.hidden}, ticket.recv_w.as<float>()));
   ASSIGN_OR_RETURN(DeviceBuffer z, Allocate(rows, config.hidden, config.token_dtype));
   {
-    StageTimer timer(op.stats.experts_us);
+    RETURN_IF_ERROR(Enter(step, &StepStats::experts_us));
     MlpForwardArgs args;
     args.segments = SegmentsOf(handle);
     args.weights = layer.Weights();
@@ -184,14 +177,14 @@ absl::Status StepRunner::Forward(ForwardOp& op, Step& step) {
   }
   ASSIGN_OR_RETURN(DeviceBuffer y, Allocate(t, config.hidden, config.token_dtype));
   {
-    StageTimer timer(op.stats.combine_us);
+    RETURN_IF_ERROR(Enter(step, &StepStats::combine_us));
     const float* weights =
         config.weighting == Weighting::kLate ? ticket.recv_w.as<float>() : nullptr;
     RETURN_IF_ERROR(ep.Combine(step.context, handle,
                                {z.data(), config.token_dtype, rows, config.hidden}, weights,
                                {y.data(), config.token_dtype, t, config.hidden}));
   }
-  StageTimer timer(op.stats.stage_out_us);
+  RETURN_IF_ERROR(Enter(step, &StepStats::stage_out_us));
   RETURN_IF_ERROR(StageOut(y.data(), config.token_dtype, {t, config.hidden}, op.output));
   CountLoad(handle, layer.info());
   return op.keep_for_backward ? KeepTicket(op, step, routed, std::move(ticket)) : absl::OkStatus();

@@ -166,9 +166,16 @@ absl::Status StepRunner::PlanMemory(Layer& layer) {
 }
 
 absl::Status StepRunner::CreateLayer(CreateLayerOp& op, Step& step) {
-  if (step.created != nullptr) state_.layers[op.layer_id] = std::move(step.created);
-  op.layer = state_.layers[op.layer_id]->info();
-  return absl::OkStatus();
+  const bool fresh = step.created != nullptr;
+  if (fresh) state_.layers[op.layer_id] = std::move(step.created);
+  Layer& layer = *state_.layers[op.layer_id];
+  op.layer = layer.info();
+  if (state_.device->facts().kind == "cpu") return absl::OkStatus();
+  // Ranks may differ in `fresh`: only what stays on this rank depends on it.
+  RETURN_IF_ERROR(RehearseExchange(step, layer.config()));
+  if (!fresh) return absl::OkStatus();
+  RETURN_IF_ERROR(RehearseRouter(layer));
+  return RehearseExperts(layer);
 }
 
 absl::Status StepRunner::DeleteLayer(LayerOp& op, Step&) {

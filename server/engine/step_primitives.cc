@@ -67,12 +67,13 @@ absl::Status StepRunner::CheckPrimitive(Operation& op, Step& step) {
 absl::Status StepRunner::Prepare(PrepareOp& op, Step& step) {
   const LayerConfig& config = step.layer->config();
   DeviceBuffer hold;
+  RETURN_IF_ERROR(Enter(step, &StepStats::stage_in_us));
   ASSIGN_OR_RETURN(const void* ids, StageIn(op.topk_ids, hold));
   PrepareArgs args;
   args.routing = {ids, op.topk_ids.dtype, step.record.token_count, config.top_k};
   args.expert_count = config.expert_count;
   args.alignment = config.alignment;
-  StageTimer timer(op.stats.prepare_us);
+  RETURN_IF_ERROR(Enter(step, &StepStats::prepare_us));
   HandleState state;
   ASSIGN_OR_RETURN(state.handle, session_.backend->Prepare(step.context, args));
   const RecvCounts& counts = state.handle->counts();
@@ -94,18 +95,17 @@ absl::Status StepRunner::Dispatch(DispatchOp& op, Step& step) {
   const int64_t rows = handle.counts().total;
   DeviceBuffer tokens_hold;
   DeviceBuffer weights_hold;
+  RETURN_IF_ERROR(Enter(step, &StepStats::stage_in_us));
   ASSIGN_OR_RETURN(const void* tokens, StageIn(op.tokens, tokens_hold));
   ASSIGN_OR_RETURN(const void* weights, StageIn(op.topk_weights, weights_hold));
   ASSIGN_OR_RETURN(DeviceBuffer recv_x, Allocate(rows, config.hidden, config.token_dtype));
   ASSIGN_OR_RETURN(DeviceBuffer recv_w, Allocate(rows, 1, DType::kF32));
-  {
-    StageTimer timer(op.stats.dispatch_us);
-    RETURN_IF_ERROR(session_.backend->Dispatch(
-        step.context, handle, {tokens, config.token_dtype, handle.tokens(), config.hidden},
-        static_cast<const float*>(weights),
-        {recv_x.data(), config.token_dtype, rows, config.hidden}, recv_w.as<float>()));
-  }
-  StageTimer timer(op.stats.stage_out_us);
+  RETURN_IF_ERROR(Enter(step, &StepStats::dispatch_us));
+  RETURN_IF_ERROR(session_.backend->Dispatch(
+      step.context, handle, {tokens, config.token_dtype, handle.tokens(), config.hidden},
+      static_cast<const float*>(weights), {recv_x.data(), config.token_dtype, rows, config.hidden},
+      recv_w.as<float>()));
+  RETURN_IF_ERROR(Enter(step, &StepStats::stage_out_us));
   RETURN_IF_ERROR(
       StageOut(recv_x.data(), config.token_dtype, {rows, config.hidden}, op.recv_tokens));
   return StageOut(recv_w.data(), DType::kF32, {rows}, op.recv_weights);
@@ -116,17 +116,16 @@ absl::Status StepRunner::Combine(CombineOp& op, Step& step) {
   const EpHandle& handle = *step.handle->handle;
   DeviceBuffer z_hold;
   DeviceBuffer weights_hold;
+  RETURN_IF_ERROR(Enter(step, &StepStats::stage_in_us));
   ASSIGN_OR_RETURN(const void* z, StageIn(op.expert_output, z_hold));
   ASSIGN_OR_RETURN(const void* weights, StageIn(op.slot_weights, weights_hold));
   ASSIGN_OR_RETURN(DeviceBuffer y, Allocate(handle.tokens(), config.hidden, config.token_dtype));
-  {
-    StageTimer timer(op.stats.combine_us);
-    RETURN_IF_ERROR(session_.backend->Combine(
-        step.context, handle, {z, config.token_dtype, handle.counts().total, config.hidden},
-        static_cast<const float*>(weights),
-        {y.data(), config.token_dtype, handle.tokens(), config.hidden}));
-  }
-  StageTimer timer(op.stats.stage_out_us);
+  RETURN_IF_ERROR(Enter(step, &StepStats::combine_us));
+  RETURN_IF_ERROR(session_.backend->Combine(
+      step.context, handle, {z, config.token_dtype, handle.counts().total, config.hidden},
+      static_cast<const float*>(weights),
+      {y.data(), config.token_dtype, handle.tokens(), config.hidden}));
+  RETURN_IF_ERROR(Enter(step, &StepStats::stage_out_us));
   return StageOut(y.data(), config.token_dtype, {handle.tokens(), config.hidden}, op.output);
 }
 
@@ -136,6 +135,7 @@ absl::Status StepRunner::DispatchBackward(DispatchBackwardOp& op, Step& step) {
   const int64_t t = handle.tokens();
   DeviceBuffer gradient_hold;
   DeviceBuffer weights_hold;
+  RETURN_IF_ERROR(Enter(step, &StepStats::stage_in_us));
   ASSIGN_OR_RETURN(const void* gradient, StageIn(op.recv_tokens_gradient, gradient_hold));
   ASSIGN_OR_RETURN(const void* weights, StageIn(op.recv_weights_gradient, weights_hold));
   ASSIGN_OR_RETURN(DeviceBuffer grad_x, Allocate(t, config.hidden, config.token_dtype));
@@ -143,14 +143,12 @@ absl::Status StepRunner::DispatchBackward(DispatchBackwardOp& op, Step& step) {
   if (weights != nullptr || op.recv_weights_gradient.present()) {
     ASSIGN_OR_RETURN(grad_w, Allocate(t, handle.top_k(), DType::kF32));
   }
-  {
-    StageTimer timer(op.stats.combine_us);
-    RETURN_IF_ERROR(session_.backend->DispatchBackward(
-        step.context, handle, {gradient, config.token_dtype, handle.counts().total, config.hidden},
-        static_cast<const float*>(weights), {grad_x.data(), config.token_dtype, t, config.hidden},
-        grad_w.as<float>()));
-  }
-  StageTimer timer(op.stats.stage_out_us);
+  RETURN_IF_ERROR(Enter(step, &StepStats::combine_us));
+  RETURN_IF_ERROR(session_.backend->DispatchBackward(
+      step.context, handle, {gradient, config.token_dtype, handle.counts().total, config.hidden},
+      static_cast<const float*>(weights), {grad_x.data(), config.token_dtype, t, config.hidden},
+      grad_w.as<float>()));
+  RETURN_IF_ERROR(Enter(step, &StepStats::stage_out_us));
   RETURN_IF_ERROR(
       StageOut(grad_x.data(), config.token_dtype, {t, config.hidden}, op.tokens_gradient));
   if (!op.recv_weights_gradient.present()) return absl::OkStatus();
@@ -163,17 +161,16 @@ absl::Status StepRunner::CombineBackward(CombineBackwardOp& op, Step& step) {
   const int64_t rows = handle.counts().total;
   DeviceBuffer gradient_hold;
   DeviceBuffer weights_hold;
+  RETURN_IF_ERROR(Enter(step, &StepStats::stage_in_us));
   ASSIGN_OR_RETURN(const void* gradient, StageIn(op.output_gradient, gradient_hold));
   ASSIGN_OR_RETURN(const void* weights, StageIn(op.slot_weights, weights_hold));
   ASSIGN_OR_RETURN(DeviceBuffer grad_z, Allocate(rows, config.hidden, config.token_dtype));
-  {
-    StageTimer timer(op.stats.dispatch_us);
-    RETURN_IF_ERROR(session_.backend->CombineBackward(
-        step.context, handle, {gradient, config.token_dtype, handle.tokens(), config.hidden},
-        static_cast<const float*>(weights),
-        {grad_z.data(), config.token_dtype, rows, config.hidden}));
-  }
-  StageTimer timer(op.stats.stage_out_us);
+  RETURN_IF_ERROR(Enter(step, &StepStats::dispatch_us));
+  RETURN_IF_ERROR(session_.backend->CombineBackward(
+      step.context, handle, {gradient, config.token_dtype, handle.tokens(), config.hidden},
+      static_cast<const float*>(weights),
+      {grad_z.data(), config.token_dtype, rows, config.hidden}));
+  RETURN_IF_ERROR(Enter(step, &StepStats::stage_out_us));
   return StageOut(grad_z.data(), config.token_dtype, {rows, config.hidden},
                   op.expert_output_gradient);
 }

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/ids.h"
 #include "base/status_macros.h"
@@ -73,6 +75,7 @@ absl::Status StepRunner::Run(Operation& op) {
     return HasReason(op.status, Reason::kPeerLost) ? op.status : absl::OkStatus();
   }
   op.status = Execute(op, step);
+  if (op.status.ok()) op.status = step.stages.Finish(*state_.device, op.stats);
   op.stats.total_us = static_cast<int64_t>(ToMicros(Clock::Real().Now() - start));
   if (op.status.ok() || IsUniform(op.status)) return absl::OkStatus();
 
@@ -88,7 +91,10 @@ absl::Status StepRunner::Run(Operation& op) {
 }
 
 absl::Status StepRunner::Arrive(Operation& op, Step& step) {
-  StageTimer timer(op.stats.arrival_us);
+  const SteadyTime start = Clock::Real().Now();
+  const absl::Cleanup timer = [&] {
+    op.stats.arrival_us = static_cast<int64_t>(ToMicros(Clock::Real().Now() - start));
+  };
   if (session_.world == 1) {
     step.arrivals = {step.record};
     return Conclude(step.arrivals, 0);

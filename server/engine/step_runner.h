@@ -2,7 +2,7 @@
 //
 // The order of every step lives here and nowhere else: arrival -> stage in -> prepare -> dispatch
 // -> experts -> combine -> stage out. Implemented in step_runner.cc (the common course),
-// step_forward.cc, step_backward.cc, step_primitives.cc and step_parameters.cc.
+// step_forward.cc, step_backward.cc, step_primitives.cc, step_parameters.cc and step_rehearsal.cc.
 #ifndef SERVER_ENGINE_STEP_RUNNER_H_
 #define SERVER_ENGINE_STEP_RUNNER_H_
 
@@ -13,12 +13,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/clock.h"
 #include "kernels/backends.h"
 #include "server/engine/arrival.h"
 #include "server/engine/group_session.h"
 #include "server/engine/layer.h"
 #include "server/engine/operations.h"
+#include "server/engine/stage_clock.h"
 
 namespace expertd::engine {
 
@@ -49,6 +49,7 @@ class StepRunner {
     HandleState* handle = nullptr;
     TicketState* ticket = nullptr;
     std::unique_ptr<Layer> created;  // CreateLayer: made before arrival, kept after it
+    StageClock stages;               // of what comes after arrival
   };
 
   // Before arrival: find what the operation names and validate it against that.
@@ -76,6 +77,10 @@ class StepRunner {
   absl::Status DispatchBackward(DispatchBackwardOp& op, Step& step);
   absl::Status CombineBackward(CombineBackwardOp& op, Step& step);
   absl::Status CreateLayer(CreateLayerOp& op, Step& step);
+  // Loads on a GPU what the layer's steps will use; see step_rehearsal.cc.
+  absl::Status RehearseExchange(Step& step, const LayerConfig& config);
+  absl::Status RehearseExperts(Layer& layer);  // REQUIRES: weights and gradients are zero
+  absl::Status RehearseRouter(Layer& layer);
   absl::Status DeleteLayer(LayerOp& op, Step& step);
   absl::Status ApplyGradients(ApplyGradientsOp& op, Step& step);
 
@@ -96,23 +101,13 @@ class StepRunner {
   absl::StatusOr<const void*> StageIn(const TensorInput& input, DeviceBuffer& hold);
   absl::Status StageOut(const void* device_data, DType dtype, std::vector<int64_t> shape,
                         TensorOutput& output);
+  // What is queued from now on belongs to this duration of the step's statistics.
+  absl::Status Enter(Step& step, Stage stage) { return step.stages.Enter(*state_.device, stage); }
   absl::StatusOr<DeviceBuffer> Allocate(int64_t rows, int64_t cols, DType dtype);
+  absl::StatusOr<DeviceBuffer> Zeros(int64_t rows, int64_t cols, DType dtype);
 
   DeviceState& state_;
   GroupSession& session_;
-};
-
-// Adds the microseconds of its life to a duration of StepStats.
-class StageTimer {
- public:
-  explicit StageTimer(int64_t& total_us) : total_us_(total_us), start_(Clock::Real().Now()) {}
-  ~StageTimer() { total_us_ += static_cast<int64_t>(ToMicros(Clock::Real().Now() - start_)); }
-  StageTimer(const StageTimer&) = delete;
-  StageTimer& operator=(const StageTimer&) = delete;
-
- private:
-  int64_t& total_us_;
-  const SteadyTime start_;
 };
 
 }  // namespace expertd::engine

@@ -79,6 +79,12 @@ void ToProto(const engine::GroupInfo& group, v1::GroupInfo* out) {
   out->mutable_memory_bytes()->insert(group.memory_bytes.begin(), group.memory_bytes.end());
   out->set_max_message_bytes(group.max_message_bytes);
   out->set_backend(group.backend);
+  for (size_t rank = 0; rank < group.transports.size(); ++rank) {
+    v1::PeerTransport* added = out->add_transports();
+    added->set_rank(static_cast<int64_t>(rank));
+    added->set_transport(group.transports[rank].name);
+    added->set_reason(group.transports[rank].reason);
+  }
 }
 
 void ToProto(const DeviceFacts& device, v1::DeviceInfo* out) {
@@ -88,6 +94,21 @@ void ToProto(const DeviceFacts& device, v1::DeviceInfo* out) {
   out->set_pci_bus_id(device.pci_bus_id);
   out->set_compute_capability(device.compute_capability);
   out->set_memory_bytes(device.memory_bytes);
+  out->set_ordinal(device.ordinal);
+  out->set_multiprocessors(device.multiprocessors);
+  out->set_driver_version(device.driver_version);
+  out->set_cuda_driver(device.cuda_driver);
+  out->set_cuda_runtime(device.cuda_runtime);
+  out->set_nccl_version(device.nccl_version);
+  for (const DevicePeer& peer : device.peers) {
+    v1::DevicePeer* added = out->add_peers();
+    added->set_ordinal(peer.ordinal);
+    added->set_name(peer.name);
+    added->set_uuid(peer.uuid);
+    added->set_pci_bus_id(peer.pci_bus_id);
+    added->set_access(peer.access);
+    added->set_nvlink(peer.nvlink);
+  }
 }
 
 void ToProto(const Support& support, v1::Support* out) {
@@ -100,6 +121,7 @@ void ToProto(const engine::ServerFacts& facts, v1::GetServerInfoResponse* out) {
   out->set_slot(facts.slot);
   out->set_incarnation(facts.incarnation);
   out->set_boot_id(facts.boot_id);
+  out->set_shared_memory_bytes(facts.shared_memory_bytes);
   ToProto(facts.device, out->mutable_device());
   for (const Support& support : facts.backends) ToProto(support, out->add_backends());
   for (const Support& support : facts.recipes) ToProto(support, out->add_recipes());

@@ -52,6 +52,7 @@ absl::StatusOr<std::unique_ptr<BenchRank>> BenchRank::Create(const RankOptions& 
   config.max_top_k = workload.top_k;
   config.max_experts = sizes.max_experts;
   config.max_token_dtype = options.dtype;
+  config.comm_sm_count = options.comm_sms;
   ASSIGN_OR_RETURN(rank->ep_, CreateEpBackend(options.backend, *rank->device_, config, bootstrap));
   MlpConfig mlp;
   mlp.local_experts = workload.experts_per_rank;

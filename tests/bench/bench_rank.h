@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,6 +22,7 @@ struct RankOptions {
   std::string mlp;
   DType dtype = DType::kBF16;
   int64_t alignment = 1;
+  int64_t comm_sms = 0;  // 0: automatic
   int64_t rank = 0;
   int64_t world = 1;
   uint64_t seed = 1;
@@ -52,6 +54,7 @@ class BenchRank {
 
   const Device& device() const { return *device_; }
   const EpHandle& handle() const { return *handle_; }
+  std::string_view mlp() const { return mlp_->name(); }
 
  private:
   explicit BenchRank(RankOptions options, Workload workload)

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <string>
@@ -25,6 +26,7 @@
 #include "base/strings.h"
 #include "kernels/backends.h"
 #include "kernels/cpu/cpu_device.h"
+#include "server/version.h"
 #include "tests/bench/bench_rank.h"
 #include "tests/bench/row.h"
 #include "tests/testing/gather_board.h"
@@ -44,7 +46,10 @@ ABSL_FLAG(int, cpu_threads, 1, "threads of one rank's matrix products on the CPU
 ABSL_FLAG(double, wire_gbps, 0, "ceiling of one link, one way; 0: measured by memcpy on cpu");
 ABSL_FLAG(double, memory_gbps, 0, "ceiling of memory, read plus written; 0: as wire_gbps");
 ABSL_FLAG(double, tflops, 0, "ceiling of a dense matrix product; 0: unknown");
-ABSL_FLAG(std::string, commit, "", "recorded in every row");
+ABSL_FLAG(double, latency_us, 0, "floor of a small message between two ranks; 0: unknown");
+ABSL_FLAG(int, comm_sms, 0, "SMs that communication may use; 0: automatic");
+ABSL_FLAG(std::string, commit, "", "recorded in every row; empty: what this was built from");
+ABSL_FLAG(std::string, routing_dir, "", "folder that gets the routing, for others to repeat");
 
 namespace expertd::bench {
 namespace {
@@ -121,6 +126,25 @@ absl::StatusOr<std::vector<Workload>> ChosenWorkloads(bool gpu) {
   return chosen;
 }
 
+// One file per rank with ids [T, K] i64 and then weights [T, K] f32, when a folder is named.
+absl::Status WriteRouting(const Workload& workload, const std::vector<Routing>& by_rank) {
+  const std::string folder = absl::GetFlag(FLAGS_routing_dir);
+  if (folder.empty()) return absl::OkStatus();
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const std::string path = StrCat(folder, "/", workload.name, ".", rank);
+    std::ofstream file(path, std::ios::binary);
+    const auto write = [&file](const auto& values) {
+      file.write(reinterpret_cast<const char*>(values.data()),
+                 static_cast<std::streamsize>(values.size() * sizeof(values[0])));
+    };
+    write(by_rank[rank].ids);
+    write(by_rank[rank].weights);
+    file.close();
+    if (!file) return Error(Reason::kConfigInvalid).Text("--routing_dir: cannot write ", path);
+  }
+  return absl::OkStatus();
+}
+
 class Benchmark {
  public:
   Benchmark(RankOptions options, Ceilings ceilings)
@@ -133,6 +157,7 @@ class Benchmark {
     for (int64_t rank = 0; rank < options_.world; ++rank) {
       routing.push_back(MakeRouting(workload, options_.world, rank, options_.seed));
     }
+    RETURN_IF_ERROR(WriteRouting(workload, routing));
     std::vector<std::unique_ptr<BenchRank>> ranks(world_);
     RETURN_IF_ERROR(Form(workload, routing, ranks));
     RETURN_IF_ERROR(OnAllRanks(world_, [&](size_t rank) { return ranks[rank]->Forward(); }));
@@ -149,11 +174,14 @@ class Benchmark {
     Row row;
     row.workload = workload;
     row.backend = options_.backend;
-    row.mlp = options_.mlp;
+    row.mlp = std::string(ranks[0]->mlp());
     row.world = options_.world;
     row.dtype = options_.dtype;
     row.device = ranks[0]->device().facts();
     row.commit = absl::GetFlag(FLAGS_commit);
+    if (row.commit.empty())
+      row.commit = std::string(server::Build().substr(0, server::Build().find(',')));
+    row.sms = options_.comm_sms > 0 ? options_.comm_sms : row.device.multiprocessors;
     row.correct = correct;
     const Traffic traffic = CountTraffic(workload, routing);
     const std::vector<std::pair<std::string, absl::Status (BenchRank::*)()>> operations = {
@@ -234,12 +262,13 @@ absl::Status RunAll() {
   options.mlp = absl::GetFlag(FLAGS_mlp);
   options.world = absl::GetFlag(FLAGS_world);
   options.alignment = absl::GetFlag(FLAGS_alignment);
+  options.comm_sms = absl::GetFlag(FLAGS_comm_sms);
   if (options.alignment == 0) options.alignment = gpu ? 128 : 1;
   ASSIGN_OR_RETURN(options.dtype, ParseDType(absl::GetFlag(FLAGS_dtype)));
   ASSIGN_OR_RETURN(const std::vector<Workload> workloads, ChosenWorkloads(gpu));
   SetCpuThreads(absl::GetFlag(FLAGS_cpu_threads));
   Ceilings ceilings = {absl::GetFlag(FLAGS_wire_gbps), absl::GetFlag(FLAGS_memory_gbps),
-                       absl::GetFlag(FLAGS_tflops)};
+                       absl::GetFlag(FLAGS_tflops), absl::GetFlag(FLAGS_latency_us)};
   if (ceilings.wire_gbps == 0 && !gpu) ceilings.wire_gbps = MeasureMemcpy();
   if (ceilings.memory_gbps == 0) ceilings.memory_gbps = ceilings.wire_gbps;
   Benchmark benchmark(options, ceilings);

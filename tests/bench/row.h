@@ -16,6 +16,7 @@ struct Ceilings {
   double wire_gbps = 0;    // one direction between two ranks
   double memory_gbps = 0;  // bytes read plus written
   double tflops = 0;       // dense matrix product in the benchmark's dtype; 0: unknown
+  double latency_us = 0;   // a small message from one rank to another; 0: unknown
 };
 
 // Bytes and operations of one operation on the busiest rank.
@@ -23,6 +24,7 @@ struct Work {
   double wire_bytes = 0;
   double memory_bytes = 0;
   double flops = 0;
+  double messages = 0;  // between ranks, each waiting for the one before
 };
 
 struct Row {
@@ -36,10 +38,11 @@ struct Row {
   Work work;
   bool correct = false;
   DeviceFacts device;
+  int64_t sms = 0;  // that communication may use; 0: not on a GPU
   std::string commit;
 };
 
-// The largest of the three times, in microseconds; 0 when no ceiling for its work is known.
+// The largest of the four times, in microseconds; 0 when no ceiling for its work is known.
 double FloorMicros(const Work& work, const Ceilings& ceilings);
 
 // Work of the named operation ("prepare", "dispatch", "experts", "combine", "forward",

@@ -109,7 +109,7 @@ bool Mentions(const std::vector<Finding>& findings, Severity severity, const std
 }
 
 TEST(DoctorTest, HealthyHostsHaveNoProblem) {
-  const auto findings = Diagnose({{Host("a", 0), Host("b", 1)}, "gloo", int64_t{1} << 30});
+  const auto findings = Diagnose({{Host("a", 0), Host("b", 1)}, "gloo"});
   EXPECT_FALSE(HasProblem(findings));
 }
 
@@ -122,12 +122,11 @@ TEST(DoctorTest, EveryProblemHasARemedy) {
   loopback.info.set_address("127.0.0.1:7000");
   loopback.info.mutable_backends(0)->set_supported(false);
   loopback.info.mutable_backends(0)->set_reason("no library");
-  const auto findings = Diagnose({{Host("a", 0), down, loopback}, "gloo", 64 << 20});
+  const auto findings = Diagnose({{Host("a", 0), down, loopback}, "gloo"});
   EXPECT_TRUE(Mentions(findings, Severity::kProblem, "refused"));
   EXPECT_TRUE(Mentions(findings, Severity::kProblem, "loopback address"));
   EXPECT_TRUE(Mentions(findings, Severity::kProblem, "no library"));
   EXPECT_TRUE(Mentions(findings, Severity::kProblem, "slot 0 at a and d"));
-  EXPECT_TRUE(Mentions(findings, Severity::kWarning, "/dev/shm"));
   for (const Finding& finding : findings) {
     EXPECT_EQ(finding.remedy.empty(), finding.severity == Severity::kGood) << finding.text;
   }
@@ -138,7 +137,98 @@ TEST(DoctorTest, LoopbackAddressesAreFineOnOneMachine) {
   client::HostReport b = Host("b", 1);
   a.info.set_address("127.0.0.1:1");
   b.info.set_address("127.0.0.1:2");
-  EXPECT_FALSE(HasProblem(Diagnose({{a, b}, "", int64_t{1} << 30})));
+  EXPECT_FALSE(HasProblem(Diagnose({{a, b}, ""})));
+}
+
+// A daemon on GPU `slot` of a machine with two, which reach each other over NVLink.
+client::HostReport GpuHost(const std::string& host, int64_t slot) {
+  client::HostReport report = Host(host, slot);
+  report.info.mutable_backends(0)->set_name("nccl");
+  report.info.set_shared_memory_bytes(int64_t{1} << 30);
+  v1::DeviceInfo& device = *report.info.mutable_device();
+  device.set_kind("cuda");
+  device.set_name("H");
+  device.set_uuid("GPU-" + std::to_string(slot));
+  device.set_pci_bus_id("0000:" + std::to_string(slot));
+  device.set_ordinal(slot);
+  device.set_driver_version("580.1");
+  device.set_cuda_driver("13.0");
+  device.set_cuda_runtime("13.0");
+  device.set_nccl_version("2.28.9");
+  v1::DevicePeer& peer = *device.add_peers();
+  peer.set_ordinal(1 - slot);
+  peer.set_uuid("GPU-" + std::to_string(1 - slot));
+  peer.set_pci_bus_id("0000:" + std::to_string(1 - slot));
+  peer.set_access(true);
+  peer.set_nvlink(true);
+  return report;
+}
+
+// Puts two daemons into one group; rank 0 reaches rank 1 that way.
+void Connect(client::HostReport& a, client::HostReport& b, const std::string& transport) {
+  for (client::HostReport* host : {&a, &b}) {
+    host->group.set_rank(host == &a ? 0 : 1);
+    for (int64_t rank : {0, 1}) {
+      v1::PeerTransport& way = *host->group.add_transports();
+      way.set_rank(rank);
+      way.set_transport(rank == host->group.rank() ? "self" : transport);
+      way.set_reason("why");
+    }
+  }
+}
+
+TEST(DoctorGpuTest, TwoGpusOverNvlinkAreGood) {
+  client::HostReport a = GpuHost("a", 0);
+  client::HostReport b = GpuHost("b", 1);
+  Connect(a, b, "nvlink p2p");
+  const auto findings = Diagnose({{a, b}, "nccl"});
+  for (const Finding& finding : findings) {
+    EXPECT_EQ(finding.severity, Severity::kGood) << finding.text;
+  }
+  EXPECT_TRUE(Mentions(findings, Severity::kGood,
+                       "GPU 0 (0000:0) to GPU 1 (0000:1): peer access over NVLink"));
+  EXPECT_TRUE(Mentions(findings, Severity::kGood,
+                       "driver 580.1 for CUDA up to 13.0, runtime 13.0, NCCL 2.28.9"));
+  EXPECT_TRUE(Mentions(findings, Severity::kGood, "/dev/shm has 1073741824 bytes"));
+  EXPECT_TRUE(Mentions(findings, Severity::kGood, "rank 1 reaches rank 0: nvlink p2p (why)"));
+  EXPECT_FALSE(Mentions(findings, Severity::kGood, "self"));
+}
+
+TEST(DoctorGpuTest, NamesWhatIsWrongAndWhatToDo) {
+  client::HostReport a = GpuHost("a", 0);
+  client::HostReport b = GpuHost("b", 1);
+  Connect(a, b, "network");
+  a.info.set_shared_memory_bytes(64 << 20);
+  a.info.mutable_device()->set_cuda_driver("12.8");
+  a.info.mutable_device()->mutable_peers(0)->set_access(false);
+  b.info.mutable_device()->set_cuda_runtime("13.1");
+  b.info.mutable_device()->set_nccl_version("2.27.3");
+  b.info.mutable_device()->set_driver_version("590.2");
+  b.info.mutable_device()->set_uuid("GPU-0");
+  const auto findings = Diagnose({{a, b}, "nccl"});
+  EXPECT_TRUE(
+      Mentions(findings, Severity::kWarning, "/dev/shm: got 67108864 bytes, need 1073741824"));
+  EXPECT_TRUE(Mentions(findings, Severity::kProblem, "the driver is older than the runtime"));
+  EXPECT_TRUE(Mentions(findings, Severity::kWarning, "a minor version behind"));
+  EXPECT_TRUE(
+      Mentions(findings, Severity::kWarning, "GPU 0 (0000:0) to GPU 1 (0000:1): no peer access"));
+  EXPECT_TRUE(Mentions(findings, Severity::kProblem, "NCCL: got 2.28.9 at a and 2.27.3 at b"));
+  EXPECT_TRUE(Mentions(findings, Severity::kWarning, "driver: got 580.1 at a and 590.2 at b"));
+  EXPECT_TRUE(Mentions(findings, Severity::kProblem, "got device GPU-0 at slots 0 and 1"));
+  EXPECT_TRUE(Mentions(findings, Severity::kWarning,
+                       "rank 0 reaches rank 1: network (why), on one machine"));
+  for (const Finding& finding : findings) {
+    EXPECT_EQ(finding.remedy.empty(), finding.severity == Severity::kGood) << finding.text;
+  }
+}
+
+TEST(DoctorGpuTest, TheNetworkIsFineBetweenMachines) {
+  client::HostReport a = GpuHost("a", 0);
+  client::HostReport b = GpuHost("b", 1);
+  b.info.set_boot_id("another machine");
+  Connect(a, b, "network");
+  EXPECT_TRUE(
+      Mentions(Diagnose({{a, b}, "nccl"}), Severity::kGood, "rank 0 reaches rank 1: network"));
 }
 
 TEST(ShardOfTest, CoversAllRowsInOrder) {

@@ -11,7 +11,7 @@ from tests.deploy import sources
 # The oldest version the manifests are for, and the newest that the schemas know.
 VERSIONS = ("1.28", "1.34")
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
-MIN_SHM = 256 << 20  # what `expertctl doctor` asks for
+MIN_SHM = 1 << 30  # what `expertctl doctor` asks for
 UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "k": 10**3, "M": 10**6, "G": 10**9}
 
 

@@ -43,7 +43,9 @@ TEST(Backends, CpuServesLoopbackGlooAndBf16) {
   auto device = Cpu();
   EXPECT_TRUE(Find(ListEpBackends(*device), "loopback").supported);
   EXPECT_TRUE(Find(ListEpBackends(*device), "gloo").supported);
-  EXPECT_TRUE(Find(ListRecipes(*device), "bf16").supported);
+  for (const char* recipe : {"bf16", "f16", "f32"}) {
+    EXPECT_TRUE(Find(ListRecipes(*device), recipe).supported) << recipe;
+  }
   EXPECT_TRUE(Find(ListExpertMlps(*device), "plain").supported);
   EXPECT_TRUE(Find(ListExpertMlps(*device), "onednn").supported);
   EXPECT_EQ(DefaultEpBackend(*device), "gloo");

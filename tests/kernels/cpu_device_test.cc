@@ -95,5 +95,23 @@ TEST(CpuDevice, ThreadCountIsAtLeastOne) {
   SetCpuThreads(before);
 }
 
+TEST(CpuDevice, MarksMeasureTheTimeBetweenThem) {
+  CpuDevice device;
+  for (int round = 0; round < 3; ++round) {
+    device.ForgetMarks();
+    const SteadyTime start = Clock::Real().Now();
+    EXPECT_EQ(*device.Mark(), 0);
+    while (ToMicros(Clock::Real().Now() - start) < 2000) {
+    }
+    EXPECT_EQ(*device.Mark(), 1);
+    EXPECT_EQ(*device.Mark(), 2);
+    const double total = ToMicros(Clock::Real().Now() - start);
+    const double first = *device.MicrosBetween(0, 1);
+    EXPECT_GT(first, 1900);
+    EXPECT_LE(*device.MicrosBetween(0, 2), total);
+    EXPECT_DOUBLE_EQ(*device.MicrosBetween(0, 2), first + *device.MicrosBetween(1, 2));
+  }
+}
+
 }  // namespace
 }  // namespace expertd

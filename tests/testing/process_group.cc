@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
@@ -32,15 +33,31 @@ constexpr absl::Duration kKillWait = absl::Seconds(20);
 constexpr size_t kLogTail = 4000;
 
 // Only calls that are safe between fork and exec.
-[[noreturn]] void RunChild(pid_t parent, int out, int log, char* const* argv) {
+[[noreturn]] void RunChild(pid_t parent, int out, int log, char* const* argv, char* const* envp) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(127);  // The parent died before the line above.
   setpgid(0, 0);                        // Ctrl-C of the terminal is for the test.
   dup2(out, STDOUT_FILENO);
   dup2(log, STDERR_FILENO);
   for (int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) signal(number, SIG_DFL);
-  execv(argv[0], argv);
+  execve(argv[0], argv, envp);
   _exit(127);
+}
+
+std::vector<std::string> ForSlot(const std::vector<std::string>& texts, int64_t slot) {
+  std::vector<std::string> out;
+  for (const std::string& text : texts) {
+    out.push_back(absl::StrReplaceAll(text, {{"{slot}", StrCat(slot)}}));
+  }
+  return out;
+}
+
+// Null-terminated, as exec takes it; valid as long as `texts` is not changed.
+std::vector<char*> Pointers(std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (std::string& text : texts) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
 }
 
 std::string ReadFile(const std::string& path) {
@@ -88,6 +105,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ProcessGroup::Start(const ProcessO
   }
   group->folder_ = folder;
   group->flags_ = options.flags;
+  group->environment_ = options.environment;
   for (int64_t i = 0; i < options.count; ++i) {
     RETURN_IF_ERROR(group->Spawn(options.first_slot + i));
   }
@@ -116,13 +134,16 @@ absl::Status ProcessGroup::Spawn(int64_t slot) {
   std::vector<std::string> words = {program_,         "--listen",    "127.0.0.1:0",
                                     "--probe_listen", "127.0.0.1:0", "--slot",
                                     StrCat(slot),     "--device",    "cpu"};
-  words.insert(words.end(), flags_.begin(), flags_.end());
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
+  for (std::string& flag : ForSlot(flags_, slot)) words.push_back(std::move(flag));
+  // The first of two values counts.
+  std::vector<std::string> variables = ForSlot(environment_, slot);
+  for (char** variable = environ; *variable != nullptr; ++variable)
+    variables.emplace_back(*variable);
+  const std::vector<char*> argv = Pointers(words);
+  const std::vector<char*> envp = Pointers(variables);
   const pid_t parent = getpid();
   child.pid = fork();
-  if (child.pid == 0) RunChild(parent, ends[1], log, argv.data());
+  if (child.pid == 0) RunChild(parent, ends[1], log, argv.data(), envp.data());
   close(ends[1]);
   close(log);
   child.out = ends[0];

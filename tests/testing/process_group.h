@@ -24,8 +24,11 @@ namespace expertd::testing {
 
 struct ProcessOptions {
   int64_t count = 1;
-  int64_t first_slot = 0;          // Daemon i gets slot first_slot + i.
-  std::vector<std::string> flags;  // Of every daemon, after those that the group sets.
+  int64_t first_slot = 0;  // Daemon i gets slot first_slot + i.
+  // Of every daemon, after those that the group sets; "{slot}" becomes its slot.
+  std::vector<std::string> flags;
+  // NAME=VALUE, before what this process has of the same name; "{slot}" likewise.
+  std::vector<std::string> environment;
 };
 
 class ProcessGroup {
@@ -81,6 +84,7 @@ class ProcessGroup {
   std::string program_;
   std::string folder_;
   std::vector<std::string> flags_;
+  std::vector<std::string> environment_;
   std::vector<Child> children_;
 };
 

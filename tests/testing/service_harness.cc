@@ -1,8 +1,10 @@
 // Both kinds of daemons behind one interface, and forming groups of them.
 #include "tests/testing/service_harness.h"
 
+#include <cstdlib>
 #include <utility>
 
+#include "absl/strings/str_split.h"
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "base/strings.h"
@@ -46,14 +48,49 @@ class ProcessDaemons final : public Daemons {
   std::unique_ptr<ProcessGroup> group_;
 };
 
+// Started and ended by somebody else.
+class GivenDaemons final : public Daemons {
+ public:
+  explicit GivenDaemons(std::vector<std::string> hosts) : hosts_(std::move(hosts)) {}
+  std::vector<std::string> hosts() const override { return hosts_; }
+  std::string Describe() override { return "daemons of EXPERTD_TEST_HOSTS: see their logs\n"; }
+
+ private:
+  const std::vector<std::string> hosts_;
+};
+
 }  // namespace
 
 std::string BackendName(Backend backend) {
-  return backend == Backend::kLoopback ? "loopback" : "gloo";
+  switch (backend) {
+    case Backend::kLoopback:
+      return "loopback";
+    case Backend::kGloo:
+      return "gloo";
+    case Backend::kNccl:
+    case Backend::kNcclNetwork:
+      return "nccl";
+  }
+  return "";
 }
 
 std::string ToString(const ServiceShape& shape) {
-  return StrCat(BackendName(shape.backend), "_", shape.world);
+  return StrCat(BackendName(shape.backend),
+                shape.backend == Backend::kNcclNetwork ? "_network_" : "_", shape.world);
+}
+
+absl::StatusOr<ServiceShape> ParseShape(const std::string& text) {
+  constexpr int64_t kMostRanks = 64;
+  for (const Backend backend :
+       {Backend::kLoopback, Backend::kGloo, Backend::kNccl, Backend::kNcclNetwork}) {
+    for (int64_t world = 1; world <= kMostRanks; ++world) {
+      if (const ServiceShape shape{backend, world}; ToString(shape) == text) return shape;
+    }
+  }
+  return absl::InvalidArgumentError(StrCat("shape: got \"", text,
+                                           "\", need loopback_N, gloo_N, nccl_N or "
+                                           "nccl_network_N with N from 1 to ",
+                                           kMostRanks));
 }
 
 void PrintTo(const ServiceShape& shape, std::ostream* out) { *out << ToString(shape); }
@@ -66,9 +103,23 @@ absl::StatusOr<std::unique_ptr<Daemons>> StartDaemons(const ServiceShape& shape,
                      DaemonGroup::StartDaemons({.ranks = shape.world}));
     return std::make_unique<DaemonObjects>(std::move(group));
   }
-  ASSIGN_OR_RETURN(
-      std::unique_ptr<ProcessGroup> group,
-      ProcessGroup::Start({.count = shape.world, .flags = {"--cpu_threads", "1"}}, deadline));
+  if (const char* hosts = std::getenv("EXPERTD_TEST_HOSTS"); hosts != nullptr && *hosts != '\0') {
+    std::vector<std::string> given = absl::StrSplit(hosts, ',');
+    const auto world = static_cast<size_t>(shape.world);
+    if (given.size() < world) {
+      return absl::InvalidArgumentError(
+          StrCat("EXPERTD_TEST_HOSTS: got ", given.size(), " daemons, need ", world));
+    }
+    given.resize(world);
+    return std::make_unique<GivenDaemons>(std::move(given));
+  }
+  ProcessOptions options{.count = shape.world, .flags = {"--cpu_threads", "1"}};
+  if (shape.on_gpu()) options.flags = {"--device", "cuda:{slot}"};
+  if (shape.backend == Backend::kNcclNetwork) {
+    options.environment = {"NCCL_HOSTID=test-host-{slot}", "NCCL_P2P_DISABLE=1",
+                           "NCCL_SHM_DISABLE=1"};
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> group, ProcessGroup::Start(options, deadline));
   return std::make_unique<ProcessDaemons>(std::move(group));
 }
 

@@ -21,17 +21,22 @@
 
 namespace expertd::testing {
 
-// kLoopback: N daemon objects in this process. kGloo: N `expertd` processes.
-enum class Backend { kLoopback, kGloo };
+// kLoopback: N daemon objects in this process. All others: N `expertd` processes. kNccl: on one GPU
+// each. kNcclNetwork: the same, made to believe that each is on a host of its own.
+enum class Backend { kLoopback, kGloo, kNccl, kNcclNetwork };
+// Of a group's config: "loopback", "gloo" or "nccl".
 std::string BackendName(Backend backend);
 
 struct ServiceShape {
   Backend backend = Backend::kLoopback;
   int64_t world = 1;
+  bool on_gpu() const { return backend == Backend::kNccl || backend == Backend::kNcclNetwork; }
   friend auto operator<=>(const ServiceShape&, const ServiceShape&) = default;
 };
-// "gloo_4".
+// "gloo_4", "nccl_2", "nccl_network_2".
 std::string ToString(const ServiceShape& shape);
+// The other way; INVALID_ARGUMENT with what is known.
+absl::StatusOr<ServiceShape> ParseShape(const std::string& text);
 void PrintTo(const ServiceShape& shape, std::ostream* out);
 
 // The longest that anything here may take; far above what it does take on a busy machine.
@@ -47,6 +52,8 @@ class Daemons {
   // What they logged, for the report of a failure.
   virtual std::string Describe() = 0;
 };
+// With EXPERTD_TEST_HOSTS ("a:p,b:p") in the environment the first `world` daemons there are used
+// instead of new processes, and left running.
 absl::StatusOr<std::unique_ptr<Daemons>> StartDaemons(const ServiceShape& shape,
                                                       absl::Time deadline);
 

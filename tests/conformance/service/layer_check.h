@@ -31,6 +31,7 @@ class LayerCheck {
          ++rank) {
       c_.tokens.push_back(4 + rank % 3);
     }
+    c_.config.set_hidden(test_.FitHidden(c_.config.hidden(), c_.config.token_dtype()));
     if (c_.train_first) c_.config.mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
     config_ = ReferenceOf(c_, world_);
   }

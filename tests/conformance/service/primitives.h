@@ -33,6 +33,12 @@ inline v1::LayerConfig LayerOf(const PrimitiveCase& c) {
   return config;
 }
 
+// The case with rows as wide as the test's devices take them.
+inline PrimitiveCase Fitted(const ServiceTest& test, PrimitiveCase c) {
+  c.hidden = test.FitHidden(c.hidden, c.dtype);
+  return c;
+}
+
 // Differs for every (rank, token) of a step when there are three columns or more.
 inline double RowValue(int64_t rank, int64_t token, int64_t column, int64_t salt) {
   if (column == 0) return static_cast<double>(token % 8);

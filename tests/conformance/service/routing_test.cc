@@ -46,8 +46,9 @@ TEST_P(ServiceTest, TwoLayersInFlightDoNotTouchEachOther) {
   TestRandom random;
   SCOPED_TRACE(random.Trace());
   const PrimitiveCase first = {.experts = 2 * world(), .top_k = 2, .hidden = 8, .alignment = 4};
-  const PrimitiveCase second = {
-      .experts = 3 * world(), .top_k = 3, .hidden = 12, .alignment = 1, .dtype = v1::DTYPE_BF16};
+  const PrimitiveCase second = Fitted(
+      *this,
+      {.experts = 3 * world(), .top_k = 3, .hidden = 12, .alignment = 1, .dtype = v1::DTYPE_BF16});
   const std::vector<int64_t> tokens = Routes(world()).Same(6);
   Primitives a(service(), MakeLayer(LayerOf(first)), first,
                random.Ids(tokens, first.top_k, first.experts));
@@ -168,8 +169,9 @@ TEST_P(ServiceTest, OddHiddenAndTokenCounts) {
     std::vector<int64_t> tokens;
     for (int64_t rank = 0; rank < world(); ++rank) tokens.push_back(1 + 2 * ((rank * 5) % 7));
     const v1::DType dtype = hidden % 2 == 1 && hidden > 3 ? v1::DTYPE_BF16 : v1::DTYPE_F32;
-    const PrimitiveCase c = {
-        .experts = 3 * world(), .top_k = 2, .hidden = hidden, .alignment = 2, .dtype = dtype};
+    const PrimitiveCase c = Fitted(
+        *this,
+        {.experts = 3 * world(), .top_k = 2, .hidden = hidden, .alignment = 2, .dtype = dtype});
     CHECK_ROUTING(c, random.Ids(tokens, c.top_k, c.experts), hidden);
   }
 }

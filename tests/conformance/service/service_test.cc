@@ -1,11 +1,14 @@
 // The shared groups of the conformance suite, its parameters and its helpers.
 #include "tests/conformance/service/service_test.h"
 
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_split.h"
 #include "base/strings.h"
 
 namespace expertd::conformance {
@@ -27,8 +30,22 @@ class StopServices final : public ::testing::Environment {
 };
 const auto* const kStopServices = ::testing::AddGlobalTestEnvironment(new StopServices);
 
+// Those of EXPERTD_TEST_SHAPES ("nccl_1,nccl_2"), otherwise those of the CPU.
 std::vector<ServiceShape> AllShapes() {
   std::vector<ServiceShape> shapes;
+  const char* chosen = std::getenv("EXPERTD_TEST_SHAPES");
+  if (chosen != nullptr && *chosen != '\0') {
+    for (absl::string_view text : absl::StrSplit(chosen, ',')) {
+      const auto shape = testing::ParseShape(std::string(text));
+      if (!shape.ok()) {
+        std::fprintf(stderr, "EXPERTD_TEST_SHAPES: %s\n",
+                     std::string(shape.status().message()).c_str());
+        std::exit(2);
+      }
+      shapes.push_back(*shape);
+    }
+    return shapes;
+  }
   for (const Backend backend : {Backend::kLoopback, Backend::kGloo}) {
     for (const int64_t world : {1, 2, 3, 4, 8}) shapes.push_back({backend, world});
   }
@@ -125,6 +142,13 @@ std::vector<float> ServiceTest::Parameter(const std::string& layer_id, const std
   std::vector<float> all;
   for (const auto& shard : shards) all.insert(all.end(), shard.begin(), shard.end());
   return all;
+}
+
+int64_t ServiceTest::FitHidden(int64_t hidden, v1::DType dtype) const {
+  if (!GetParam().on_gpu()) return hidden;
+  constexpr int64_t kRowBytes = 16;  // GPUs take rows in pieces of that size
+  const int64_t step = kRowBytes / client::ElementBytes(dtype);
+  return (hidden + step - 1) / step * step;
 }
 
 v1::LayerConfig SmallLayer(int64_t experts, int64_t top_k, int64_t hidden, int64_t intermediate) {

@@ -1,8 +1,9 @@
 // The fixture of the service's conformance suite: a shared group per parameter, layers per case.
 //
 // Every TEST_P(ServiceTest, ...) of this folder runs at every backend and world size, through real
-// gRPC. Daemons and their group are started once for each parameter and live until the program
-// ends; a case makes layers of its own, which go when it ends.
+// gRPC: on the CPU, unless EXPERTD_TEST_SHAPES names others. Daemons and their group are started
+// once for each parameter and live until the program ends; a case makes layers of its own, which go
+// when it ends.
 #ifndef TESTS_CONFORMANCE_SERVICE_SERVICE_TEST_H_
 #define TESTS_CONFORMANCE_SERVICE_SERVICE_TEST_H_
 
@@ -35,6 +36,9 @@ class ServiceTest : public ::testing::TestWithParam<testing::ServiceShape> {
   int64_t world() const { return GetParam().world; }
   testing::ServiceHarness& service() { return *service_; }
   client::StepDriver& driver() { return service_->driver(); }
+
+  // The smallest width of a row from `hidden` on that the devices take.
+  int64_t FitHidden(int64_t hidden, v1::DType dtype) const;
 
   // Makes the next steps run in a group with this config. Layers stay.
   void UseGroup(const v1::GroupConfig& config);

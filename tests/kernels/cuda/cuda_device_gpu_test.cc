@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "kernels/cuda/cuda_device.h"
 #include "tests/kernels/cuda/gpu_memory.h"
@@ -21,6 +22,60 @@ TEST(CudaDevice, FactsNameTheGpu) {
   EXPECT_NE(facts.pci_bus_id.find(':'), std::string::npos);
   EXPECT_EQ(facts.compute_capability, "9.0");
   EXPECT_GT(facts.memory_bytes, int64_t{1} << 30);
+  EXPECT_GT(facts.multiprocessors, 0);
+  for (const std::string& version : {facts.cuda_driver, facts.cuda_runtime, facts.nccl_version}) {
+    EXPECT_NE(version.find('.'), std::string::npos) << version;
+  }
+  for (const DevicePeer& peer : facts.peers) {
+    EXPECT_NE(peer.ordinal, facts.ordinal);
+    EXPECT_NE(peer.uuid, facts.uuid);
+    EXPECT_TRUE(peer.access || !peer.nvlink);
+  }
+}
+
+// The host queues the work in microseconds: only the device's own time has these bounds.
+TEST(CudaDevice, MarksMeasureTheDevicesTimeAndNotTheHosts) {
+  auto made = CudaDevice::Create(0);
+  ASSERT_TRUE(made.ok()) << made.status();
+  CudaDevice& device = **made;
+  constexpr int64_t kBytes = int64_t{2} << 30;
+  const DeviceBuffer buffer = *device.Allocate(kBytes);
+  const auto write = [&](int times) {
+    for (int i = 0; i < times; ++i) {
+      ASSERT_EQ(cudaMemsetAsync(buffer.data(), i, kBytes, device.stream()), cudaSuccess);
+    }
+  };
+  write(1);
+  ASSERT_TRUE(device.Drain().ok());
+  for (int round = 0; round < 2; ++round) {
+    device.ForgetMarks();
+    const SteadyTime start = Clock::Real().Now();
+    ASSERT_EQ(*device.Mark(), 0);
+    write(2);
+    ASSERT_EQ(*device.Mark(), 1);
+    write(6);
+    ASSERT_EQ(*device.Mark(), 2);
+    const double queued = ToMicros(Clock::Real().Now() - start);
+    const double first = *device.MicrosBetween(0, 1);
+    const double second = *device.MicrosBetween(1, 2);
+    const double all = ToMicros(Clock::Real().Now() - start);
+    // No memory takes 10 TB/s.
+    EXPECT_GT(first, 2.0 * static_cast<double>(kBytes) / 10e6);
+    EXPECT_GT(second, 6.0 * static_cast<double>(kBytes) / 10e6);
+    EXPECT_LT(queued, first + second);
+    EXPECT_LE(first + second, all);
+    EXPECT_NEAR(*device.MicrosBetween(0, 2), first + second, 2);
+  }
+}
+
+TEST(CudaDevice, MarksAreReused) {
+  auto made = CudaDevice::Create(0);
+  ASSERT_TRUE(made.ok()) << made.status();
+  for (int round = 0; round < 1000; ++round) {
+    (*made)->ForgetMarks();
+    for (int64_t i = 0; i < 20; ++i) ASSERT_EQ(*(*made)->Mark(), i);
+    ASSERT_GE(*(*made)->MicrosBetween(0, 19), 0);
+  }
 }
 
 TEST(CudaDevice, CopiesOfEverySizeComeBack) {
@@ -98,7 +153,9 @@ TEST(CudaBackends, AGpuListsWhatItServesAndWhyNot) {
   EXPECT_THAT(reason(ListEpBackends(*device), "gloo"), testing::HasSubstr("cpu"));
   EXPECT_EQ(reason(ListExpertMlps(*device), "cublaslt"), "supported");
   EXPECT_EQ(reason(ListRecipes(*device), "bf16"), "supported");
-  EXPECT_EQ(reason(ListRecipes(*device), "fp8_current"), "not available yet");
+  EXPECT_EQ(reason(ListRecipes(*device), "f16"), "supported");
+  EXPECT_EQ(reason(ListRecipes(*device), "f32"), "supported");
+  EXPECT_THAT(reason(ListRecipes(*device), "fp8_current"), testing::HasSubstr("not built yet"));
   EXPECT_THAT(reason(ListRecipes(*device), "nvfp4"), testing::HasSubstr("10.0"));
   EXPECT_EQ(DefaultEpBackend(*device), "nccl");
   EXPECT_EQ(

@@ -3,6 +3,7 @@
 
 #include "kernels/mlp/cublaslt_mlp.h"
 #include "kernels/mlp/row_waves.h"
+#include "tests/kernels/cuda/gpu_memory.h"
 
 namespace expertd {
 namespace {
@@ -54,6 +55,7 @@ TEST(RowWaves, AWaveTakesOnlySoManyRuns) {
 // Tiny waves of tiny runs on three lanes, with the bounds of the suite.
 class WavesGpu : public testing::Test {
  protected:
+  WavesGpu() { PoisonPool(*device_); }
   std::unique_ptr<ExpertMlp> Make(const MlpConfig& config, int64_t lanes, WaveLimits limits) {
     auto mlp = CublasLtMlp::Create(config, static_cast<CudaDevice&>(*device_), lanes, limits);
     EXPECT_TRUE(mlp.ok()) << mlp.status();

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -35,6 +37,18 @@ std::vector<T> Download(Device& device, const DeviceBuffer& buffer) {
   const absl::Status copied = device.CopyToHost(values.data(), buffer.data(), buffer.size());
   EXPECT_TRUE(copied.ok()) << copied;
   return values;
+}
+
+// Fills the device's pool with blocks whose f32, f16 and bf16 values are NaN, a few of each size up
+// to 4 MiB: what an operation reads without having written it then shows in its results.
+inline void PoisonPool(Device& device) {
+  std::vector<DeviceBuffer> blocks;
+  for (int64_t base = 256; base < 4 << 20; base *= 2) {
+    for (int64_t size = base; size < 2 * base; size += std::max<int64_t>(base / 4, 256)) {
+      const std::vector<uint8_t> nan(static_cast<size_t>(size), 0xFF);
+      for (int copy = 0; copy < 4; ++copy) blocks.push_back(Upload(device, nan));
+    }
+  }
 }
 
 }  // namespace expertd

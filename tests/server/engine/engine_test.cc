@@ -311,5 +311,22 @@ TEST_P(EngineWorldTest, TicketMemoryIsBoundedAndComesBackOnRelease) {
   cluster.Good(keep);
 }
 
+TEST(EngineTest, RecipesThatCannotBeServedAreRefusedByName) {
+  Cluster cluster(2);
+  cluster.Form();
+  for (const char* recipe : {"fp8_current", "fp8_block", "mxfp8", "nvfp4", "int3"}) {
+    LayerConfig layer = SmallLayer();
+    layer.recipe = recipe;
+    for (const Answer& answer : cluster.Step([&](int64_t) { return MakeCreateLayer(layer); })) {
+      EXPECT_TRUE(HasReason(answer->status, Reason::kRecipeUnsupported)) << answer->status;
+      EXPECT_THAT(std::string(answer->status.message()), testing::HasSubstr(recipe));
+    }
+  }
+  LayerConfig layer = SmallLayer();
+  layer.recipe = "f32";
+  cluster.CreateReadyLayer(layer);
+  cluster.ExpectWorks();
+}
+
 }  // namespace
 }  // namespace expertd::engine

@@ -35,6 +35,7 @@ JoinRecord RecordOf(int64_t rank) {
   record.device = "cpu";
   record.device_uuid = "uuid-" + std::to_string(rank);
   record.bootstrap_fingerprint = "f00d";
+  record.transport = {"host boot", record.device_uuid, "0:" + std::to_string(rank), {}};
   record.config = {{"ep_size", "2"}, {"backend", "loopback"}};
   record.layers = {LayerOf(rank)};
   return record;
@@ -61,6 +62,7 @@ void ExpectMismatch(const absl::Status& status, const std::string& field, const 
 TEST(JoinEncodingTest, RoundTripsEveryMember) {
   JoinRecord record = RecordOf(1);
   record.status = Error(Reason::kConfigInvalid).At("x", "y");
+  record.transport.nccl = {.p2p_nvlink_only = true, .shm_disabled = true};
   record.layers.push_back({.layer_id = "frozen", .gradients_valid = false, .frozen = true});
   const JoinRecord back = *DecodeJoin(EncodeJoin(record));
   EXPECT_EQ(back.status, record.status);
@@ -71,6 +73,12 @@ TEST(JoinEncodingTest, RoundTripsEveryMember) {
   EXPECT_EQ(back.device, record.device);
   EXPECT_EQ(back.device_uuid, record.device_uuid);
   EXPECT_EQ(back.bootstrap_fingerprint, record.bootstrap_fingerprint);
+  EXPECT_EQ(back.transport.host_key, "host boot");
+  EXPECT_EQ(back.transport.device_uuid, record.device_uuid);
+  EXPECT_EQ(back.transport.pci_bus_id, "0:1");
+  EXPECT_FALSE(back.transport.nccl.p2p_disabled);
+  EXPECT_TRUE(back.transport.nccl.p2p_nvlink_only);
+  EXPECT_TRUE(back.transport.nccl.shm_disabled);
   EXPECT_EQ(back.config, record.config);
   ASSERT_EQ(back.layers.size(), 2u);
   const JoinLayer& layer = back.layers[0];
@@ -87,6 +95,18 @@ TEST(JoinEncodingTest, RoundTripsEveryMember) {
   EXPECT_FALSE(back.layers[1].gradients_valid);
 }
 
+TEST(JoinTransportTest, EveryRankIsReachedSomehow) {
+  std::vector<JoinRecord> records = {RecordOf(0), RecordOf(1), RecordOf(2)};
+  records[2].transport.host_key = "elsewhere";
+  const std::vector<DevicePeer> peers = {
+      {.ordinal = 1, .uuid = "uuid-1", .access = true, .nvlink = true}};
+  const auto ways = TransportsOf(records, 0, "nccl", peers);
+  ASSERT_EQ(ways.size(), 3u);
+  EXPECT_EQ(ways[0].name, "self");
+  EXPECT_EQ(ways[1].name, "nvlink p2p");
+  EXPECT_EQ(ways[2].name, "network");
+}
+
 TEST(JoinEncodingTest, UnknownFieldsOfANewerVersionAreIgnored) {
   const auto record = DecodeJoin(EncodeFields({{"slot", "3"}, {"new_thing", "x"}}));
   ASSERT_TRUE(record.ok()) << record.status();
@@ -98,6 +118,8 @@ TEST(JoinEncodingTest, BadNumbersAreErrors) {
   EXPECT_FALSE(DecodeJoin(EncodeFields({{"layer.a", "1,2,3"}})).ok());
   EXPECT_FALSE(DecodeJoin(EncodeFields({{"layer.a", "1,2,3,4,1,6,0,x"}})).ok());
   EXPECT_FALSE(DecodeJoin("5:slot").ok());
+  EXPECT_FALSE(DecodeJoin(EncodeFields({{"nccl_limits", "01"}})).ok());
+  EXPECT_FALSE(DecodeJoin(EncodeFields({{"nccl_limits", "012"}})).ok());
 }
 
 TEST(JoinEncodingTest, IsTotalOnRandomBytes) {
