@@ -69,6 +69,8 @@ class Device {
   virtual absl::Status CopyToHost(void* host, const void* device, int64_t bytes) = 0;
   virtual absl::Status CopyOnDevice(void* to, const void* from, int64_t bytes) = 0;
   virtual absl::Status Zero(void* device, int64_t bytes) = 0;
+  // Returns when all that was asked of the device so far has been done, with the first failure.
+  virtual absl::Status Drain() = 0;
 
   // Blocks handed out by the underlying allocator so far: a steady step leaves it unchanged.
   virtual int64_t block_allocations() const = 0;

@@ -37,13 +37,13 @@ class CudaDevice final : public Device {
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override;
   absl::Status CopyOnDevice(void* to, const void* from, int64_t bytes) override;
   absl::Status Zero(void* device, int64_t bytes) override;
+  // Ends early when a guard objects.
+  absl::Status Drain() override;
   int64_t block_allocations() const override { return block_allocations_; }
 
   cudaStream_t stream() const { return stream_.get(); }
   // Makes this the calling thread's device: every entry point that talks to CUDA starts with it.
   absl::Status MakeCurrent() const;
-  // Waits until everything queued so far has run, or the guard objects.
-  absl::Status Drain();
   // Guards are asked during every wait, so that no copy waits for a collective that cannot end.
   // They must be removed before they die.
   void AddGuard(WaitGuard* guard) { guards_.all.push_back(guard); }
