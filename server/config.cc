@@ -50,6 +50,7 @@ constexpr FlagRow kFlags[] = {
     {"max_receive_message_bytes", "1073741824", "largest request"},
     {"queue_capacity", "256", "operations admitted and not yet answered"},
     {"bytes_in_flight", "4294967296", "request bytes of those operations"},
+    {"tensor_memory_bytes", "4294967296", "device memory of resident tensors"},
     {"log_level", "info", "debug, info, warning or error"},
     {"simulate", "0", "run this many daemons in one process, over loopback"},
     {"drain_seconds", "10", "how long SIGTERM waits for work to finish"},
@@ -87,6 +88,7 @@ Config ToConfig(const v1::ServerConfig& message) {
   config.max_receive_message_bytes = message.max_receive_message_bytes();
   config.queue_capacity = message.queue_capacity();
   config.bytes_in_flight = message.bytes_in_flight();
+  config.tensor_memory_bytes = message.tensor_memory_bytes();
   config.log_level = ParseLogLevel(message.log_level()).value_or(LogLevel::kInfo);
   config.simulate = message.simulate();
   config.drain_seconds = message.drain_seconds();
@@ -164,6 +166,7 @@ void Validate(const v1::ServerConfig& message, const Config& config, Validator* 
                    kMaxMessage);
   validator->Range("queue_capacity", config.queue_capacity, 1, 1'000'000);
   validator->Range("bytes_in_flight", config.bytes_in_flight, kMiB, kMaxBytes);
+  validator->Range("tensor_memory_bytes", config.tensor_memory_bytes, 0, kMaxBytes);
   validator->Range("simulate", config.simulate, 0, kMaxSimulated);
   validator->Range("drain_seconds", config.drain_seconds, 0, kMaxDrainSeconds);
   if (!ParseLogLevel(message.log_level())) {
