@@ -24,10 +24,10 @@ void CheckPlace(BufferPlace& place, DType dtype, int64_t bytes, Violations& viol
   const auto size = static_cast<uint64_t>(info.bytes);
   const auto need = static_cast<uint64_t>(bytes);
   if (place.offset_bytes > size || need > size - place.offset_bytes) {
-    violations.Add(Reason::kBufferRange, place.path,
-                   StrCat("got offset ", place.offset_bytes, " in tensor ",
-                          ShownId(place.buffer_id), " of ", size, " bytes, need ", need,
-                          " bytes from there"));
+    violations.Add(
+        Reason::kBufferRange, place.path,
+        StrCat("got offset ", place.offset_bytes, " in tensor ", ShownId(place.buffer_id), " of ",
+               size, " bytes, need ", need, " bytes from there"));
     return;
   }
   if (place.offset_bytes % DTypeSize(dtype) != 0) {

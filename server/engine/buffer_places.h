@@ -8,8 +8,8 @@
 
 namespace expertd::engine {
 
-// Finds every tensor that `op` names and keeps it until ReleasePlaces; places of inputs are checked.
-// Reported all at once, each under its path:
+// Finds every tensor that `op` names and keeps it until ReleasePlaces; places of inputs are
+// checked. Reported all at once, each under its path:
 //   BUFFER_UNKNOWN: no such tensor in this epoch;
 //   DTYPE_UNSUPPORTED: the tensor has another dtype than what the request says;
 //   BUFFER_RANGE: the place is not inside the tensor, or does not begin at an element.

@@ -35,8 +35,8 @@ struct EngineOptions {
   std::string data_host;   // address that data connections between daemons bind to
   std::string expert_mlp;  // "": fastest; otherwise one of ListExpertMlps
   int64_t max_receive_message_bytes = 0;
-  int64_t queue_capacity = 256;                // operations admitted and not yet answered
-  int64_t bytes_in_flight = int64_t{4} << 30;  // request bytes of them
+  int64_t queue_capacity = 256;                    // operations admitted and not yet answered
+  int64_t bytes_in_flight = int64_t{4} << 30;      // request bytes of them
   int64_t tensor_memory_bytes = int64_t{4} << 30;  // of resident tensors
   PeerTransportFactory peer_transport;
   // Called when the device thread is stuck past every limit; the default ends the process.

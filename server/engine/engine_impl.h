@@ -59,8 +59,7 @@ class EngineImpl final : public Engine {
   absl::StatusOr<uint64_t> BeginTensor(TensorInfo info, TensorStore::Fill fill) override;
   void WriteTensor(uint64_t store, int64_t offset, std::string piece,
                    std::function<void(absl::Status)> done) override;
-  void FinishTensor(uint64_t store,
-                    std::function<void(absl::StatusOr<TensorInfo>)> done) override;
+  void FinishTensor(uint64_t store, std::function<void(absl::StatusOr<TensorInfo>)> done) override;
   void CancelTensor(uint64_t store) override;
   absl::StatusOr<TensorState> FindTensor(const std::string& buffer_id) const override;
   void ReadTensor(TensorRead read, std::function<void(absl::StatusOr<std::string>)> done) override;
@@ -142,7 +141,7 @@ class EngineImpl final : public Engine {
 
   const EngineOptions options_;
   ServerFacts facts_;
-  DeviceState state_;  // device thread only
+  DeviceState state_;    // device thread only
   TensorStore tensors_;  // after state_, whose device its memory is from
   // Of the last join that failed: its records may still be on their way to ranks that have not
   // heard why. Device thread only.

@@ -46,9 +46,8 @@ absl::StatusOr<TensorState> EngineImpl::FindTensor(const std::string& buffer_id)
 
 void EngineImpl::ReadTensor(TensorRead read,
                             std::function<void(absl::StatusOr<std::string>)> done) {
-  device_thread_->Post([this, read = std::move(read), done = std::move(done)] {
-    done(ReadTensorNow(read));
-  });
+  device_thread_->Post(
+      [this, read = std::move(read), done = std::move(done)] { done(ReadTensorNow(read)); });
 }
 
 absl::StatusOr<std::string> EngineImpl::ReadTensorNow(const TensorRead& read) {
@@ -67,8 +66,8 @@ absl::StatusOr<std::string> EngineImpl::ReadTensorNow(const TensorRead& read) {
               bytes, " bytes of tensor ", ShownId(read.buffer_id));
   }
   std::string piece(static_cast<size_t>(read.size), '\0');
-  RETURN_IF_ERROR(state_.device->CopyToHost(
-      piece.data(), tensor->memory.as<char>() + read.offset, read.size));
+  RETURN_IF_ERROR(
+      state_.device->CopyToHost(piece.data(), tensor->memory.as<char>() + read.offset, read.size));
   return piece;
 }
 

@@ -62,9 +62,9 @@ struct BufferPlace {
   bool present() const { return !buffer_id.empty(); }
 };
 
-// A tensor of a request: a view of host memory that the operation's `keep_alive` owns, or a place in
-// a resident tensor. Its payload size has been checked against dtype and shape. Absent when dtype is
-// kInvalid.
+// A tensor of a request: a view of host memory that the operation's `keep_alive` owns, or a place
+// in a resident tensor. Its payload size has been checked against dtype and shape. Absent when
+// dtype is kInvalid.
 struct TensorInput {
   DType dtype = DType::kInvalid;
   std::vector<int64_t> shape;
@@ -133,7 +133,9 @@ enum class RoutingSource : uint8_t { kTopk, kLogits, kLayerRouter };
 
 struct ForwardOp final : Operation {
   ForwardOp() : Operation(OpKind::kForward) {}
-  std::vector<TensorInput*> Inputs() override { return {&tokens, &topk_ids, &topk_weights, &router_logits}; }
+  std::vector<TensorInput*> Inputs() override {
+    return {&tokens, &topk_ids, &topk_weights, &router_logits};
+  }
   std::vector<TensorOutput*> Outputs() override { return {&output}; }
   std::string layer_id;
   TensorInput tokens;  // [T, H]
@@ -153,7 +155,9 @@ struct ForwardOp final : Operation {
 struct BackwardOp final : Operation {
   BackwardOp() : Operation(OpKind::kBackward) {}
   std::vector<TensorInput*> Inputs() override { return {&output_gradient}; }
-  std::vector<TensorOutput*> Outputs() override { return {&tokens_gradient, &topk_weights_gradient, &router_logits_gradient}; }
+  std::vector<TensorOutput*> Outputs() override {
+    return {&tokens_gradient, &topk_weights_gradient, &router_logits_gradient};
+  }
   uint64_t ticket = 0;
   TensorInput output_gradient;  // [T, H]
   double aux_loss_gradient = 0;
@@ -201,8 +205,12 @@ struct CombineOp final : Operation {
 
 struct DispatchBackwardOp final : Operation {
   DispatchBackwardOp() : Operation(OpKind::kDispatchBackward) {}
-  std::vector<TensorInput*> Inputs() override { return {&recv_tokens_gradient, &recv_weights_gradient}; }
-  std::vector<TensorOutput*> Outputs() override { return {&tokens_gradient, &topk_weights_gradient}; }
+  std::vector<TensorInput*> Inputs() override {
+    return {&recv_tokens_gradient, &recv_weights_gradient};
+  }
+  std::vector<TensorOutput*> Outputs() override {
+    return {&tokens_gradient, &topk_weights_gradient};
+  }
   uint64_t handle = 0;
   TensorInput recv_tokens_gradient;   // [total_rows, H]
   TensorInput recv_weights_gradient;  // [total_rows] F32, or absent on every rank

@@ -85,17 +85,17 @@ absl::Status StepRunner::Backward(BackwardOp& op, Step& step) {
   }
   DeviceBuffer tokens_hold;
   DeviceBuffer weights_hold;
-  ASSIGN_OR_RETURN(void* const tokens_gradient, Place(op.tokens_gradient, t, config.hidden,
-                                                      config.token_dtype, tokens_hold));
-  ASSIGN_OR_RETURN(void* const weights_place, Place(op.topk_weights_gradient, t, config.top_k,
-                                                    DType::kF32, weights_hold));
+  ASSIGN_OR_RETURN(void* const tokens_gradient,
+                   Place(op.tokens_gradient, t, config.hidden, config.token_dtype, tokens_hold));
+  ASSIGN_OR_RETURN(void* const weights_place,
+                   Place(op.topk_weights_gradient, t, config.top_k, DType::kF32, weights_hold));
   auto* const weights_gradient = static_cast<float*>(weights_place);
   const Matrix tokens_view{tokens_gradient, config.token_dtype, t, config.hidden};
   {
     StageTimer timer(op.stats.combine_us);
-    RETURN_IF_ERROR(ep.DispatchBackward(
-        step.context, handle, {grad_x.data(), config.token_dtype, rows, config.hidden},
-        grad_w.as<float>(), tokens_view, weights_gradient));
+    RETURN_IF_ERROR(ep.DispatchBackward(step.context, handle,
+                                        {grad_x.data(), config.token_dtype, rows, config.hidden},
+                                        grad_w.as<float>(), tokens_view, weights_gradient));
   }
   {
     StageTimer timer(op.stats.experts_us);
@@ -114,8 +114,8 @@ absl::Status StepRunner::Backward(BackwardOp& op, Step& step) {
   RETURN_IF_ERROR(
       StageOut(tokens_gradient, config.token_dtype, {t, config.hidden}, op.tokens_gradient));
   if (ticket.routing == RoutingSource::kTopk) {
-    RETURN_IF_ERROR(StageOut(weights_gradient, DType::kF32, {t, config.top_k},
-                             op.topk_weights_gradient));
+    RETURN_IF_ERROR(
+        StageOut(weights_gradient, DType::kF32, {t, config.top_k}, op.topk_weights_gradient));
   }
   ++layer.info().accumulated_backwards;
   session_.ticket_bytes -= ticket.bytes;
@@ -144,20 +144,17 @@ absl::Status StepRunner::RouterBackward(BackwardOp& op, Step& step, const float*
     RETURN_IF_ERROR(
         state_.device->CopyToDevice(device_scale.data(), scale.data(), device_scale.size()));
     RETURN_IF_ERROR(state_.router->AuxBackward(config.router, ticket.logits.as<float>(),
-                                               device_scale.as<float>(), t,
-                                               grad_logits));
+                                               device_scale.as<float>(), t, grad_logits));
   }
   if (ticket.routing == RoutingSource::kLogits) {
-    return StageOut(grad_logits, DType::kF32, {t, config.expert_count},
-                    op.router_logits_gradient);
+    return StageOut(grad_logits, DType::kF32, {t, config.expert_count}, op.router_logits_gradient);
   }
   Parameter* router = step.layer->Find("router");
   ASSIGN_OR_RETURN(DeviceBuffer extra, Allocate(t, config.hidden, DType::kF32));
   RETURN_IF_ERROR(state_.device->Zero(extra.data(), extra.size()));
   RETURN_IF_ERROR(state_.router->LogitsBackward(
       {ticket.tokens.data(), config.token_dtype, t, config.hidden}, router->master.as<float>(),
-      config.expert_count, grad_logits, extra.as<float>(),
-      router->gradient.as<float>()));
+      config.expert_count, grad_logits, extra.as<float>(), router->gradient.as<float>()));
   return state_.router->AddTo(extra.as<float>(), grad_tokens);
 }
 

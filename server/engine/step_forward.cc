@@ -187,8 +187,7 @@ absl::Status StepRunner::Forward(ForwardOp& op, Step& step) {
     RETURN_IF_ERROR(layer.mlp().Forward(args));
   }
   DeviceBuffer y_hold;
-  ASSIGN_OR_RETURN(void* const y,
-                   Place(op.output, t, config.hidden, config.token_dtype, y_hold));
+  ASSIGN_OR_RETURN(void* const y, Place(op.output, t, config.hidden, config.token_dtype, y_hold));
   {
     StageTimer timer(op.stats.combine_us);
     const float* weights =

@@ -138,12 +138,11 @@ absl::Status StepRunner::Dispatch(DispatchOp& op, Step& step) {
     StageTimer timer(op.stats.dispatch_us);
     RETURN_IF_ERROR(session_.backend->Dispatch(
         step.context, handle, {tokens, config.token_dtype, handle.tokens(), config.hidden},
-        static_cast<const float*>(weights),
-        {recv_x, config.token_dtype, rows, config.hidden}, static_cast<float*>(recv_w)));
+        static_cast<const float*>(weights), {recv_x, config.token_dtype, rows, config.hidden},
+        static_cast<float*>(recv_w)));
   }
   StageTimer timer(op.stats.stage_out_us);
-  RETURN_IF_ERROR(
-      StageOut(recv_x, config.token_dtype, {rows, config.hidden}, op.recv_tokens));
+  RETURN_IF_ERROR(StageOut(recv_x, config.token_dtype, {rows, config.hidden}, op.recv_tokens));
   return StageOut(recv_w, DType::kF32, {rows}, op.recv_weights);
 }
 
@@ -193,8 +192,7 @@ absl::Status StepRunner::DispatchBackward(DispatchBackwardOp& op, Step& step) {
         static_cast<float*>(grad_w)));
   }
   StageTimer timer(op.stats.stage_out_us);
-  RETURN_IF_ERROR(
-      StageOut(grad_x, config.token_dtype, {t, config.hidden}, op.tokens_gradient));
+  RETURN_IF_ERROR(StageOut(grad_x, config.token_dtype, {t, config.hidden}, op.tokens_gradient));
   if (!op.recv_weights_gradient.present()) return absl::OkStatus();
   return StageOut(grad_w, DType::kF32, {t, handle.top_k()}, op.topk_weights_gradient);
 }
@@ -214,12 +212,10 @@ absl::Status StepRunner::CombineBackward(CombineBackwardOp& op, Step& step) {
     StageTimer timer(op.stats.dispatch_us);
     RETURN_IF_ERROR(session_.backend->CombineBackward(
         step.context, handle, {gradient, config.token_dtype, handle.tokens(), config.hidden},
-        static_cast<const float*>(weights),
-        {grad_z, config.token_dtype, rows, config.hidden}));
+        static_cast<const float*>(weights), {grad_z, config.token_dtype, rows, config.hidden}));
   }
   StageTimer timer(op.stats.stage_out_us);
-  return StageOut(grad_z, config.token_dtype, {rows, config.hidden},
-                  op.expert_output_gradient);
+  return StageOut(grad_z, config.token_dtype, {rows, config.hidden}, op.expert_output_gradient);
 }
 
 }  // namespace expertd::engine

@@ -96,8 +96,8 @@ class StepRunner {
 
   // Copies between requests, results, resident tensors and device memory (step_staging.cc).
   //
-  // Where the device can read the input as it lies, that; otherwise a copy in `hold`. Null when it is
-  // absent.
+  // Where the device can read the input as it lies, that; otherwise a copy in `hold`. Null when it
+  // is absent.
   absl::StatusOr<const void*> StageIn(const TensorInput& input, DeviceBuffer& hold);
   // A copy of a present input in `device_data`.
   absl::Status CopyIn(const TensorInput& input, void* device_data);

@@ -1,7 +1,8 @@
 // Resident tensors of the current epoch: their names, their memory, and the streams that fill them.
 //
 // The bookkeeping may be used from any thread. Memory is allocated, touched and freed by the device
-// thread alone: what the last user of a tensor lets go of, on whatever thread, lies here until Sweep.
+// thread alone: what the last user of a tensor lets go of, on whatever thread, lies here until
+// Sweep.
 #ifndef SERVER_ENGINE_TENSOR_STORE_H_
 #define SERVER_ENGINE_TENSOR_STORE_H_
 

@@ -37,10 +37,10 @@ std::optional<int64_t> CheckShape(const v1::Tensor& tensor, const TensorRule& ru
   bool valid = rule.dimensions < 0 ? tensor.shape_size() <= kMaxDimensions
                                    : tensor.shape_size() == rule.dimensions;
   if (!valid) {
-    violations->Add(Reason::kShapeMismatch, StrCat(rule.path, ".shape"),
-                    StrCat("got ", tensor.shape_size(), " dimensions, need ",
-                           rule.dimensions < 0 ? StrCat("at most ", kMaxDimensions)
-                                               : StrCat(rule.dimensions)));
+    violations->Add(
+        Reason::kShapeMismatch, StrCat(rule.path, ".shape"),
+        StrCat("got ", tensor.shape_size(), " dimensions, need ",
+               rule.dimensions < 0 ? StrCat("at most ", kMaxDimensions) : StrCat(rule.dimensions)));
     if (tensor.shape_size() > kMaxDimensions) return std::nullopt;
   }
   bool empty = false;
@@ -118,9 +118,9 @@ engine::BufferPlace FromProto(const v1::BufferRef& buffer, const std::string& pa
                               Violations* violations) {
   const std::string& id = buffer.buffer_id();
   if (id.empty() || id.size() > kMaxIdBytes) {
-    violations->Add(Reason::kBufferUnknown, StrCat(path, ".buffer_id"),
-                    StrCat("got ", engine::ShownId(id), " of ", id.size(), " bytes, need 1 to ",
-                           kMaxIdBytes));
+    violations->Add(
+        Reason::kBufferUnknown, StrCat(path, ".buffer_id"),
+        StrCat("got ", engine::ShownId(id), " of ", id.size(), " bytes, need 1 to ", kMaxIdBytes));
     return {};
   }
   engine::BufferPlace place;

@@ -20,8 +20,8 @@ inline constexpr size_t kMaxIdBytes = 256;
 
 // What a method expects of one of its tensors.
 struct TensorRule {
-  std::string path;  // "tokens", "topk.topk_ids"
-  int dimensions = 2;  // -1: any number up to kMaxDimensions
+  std::string path;           // "tokens", "topk.topk_ids"
+  int dimensions = 2;         // -1: any number up to kMaxDimensions
   std::vector<DType> dtypes;  // which the method takes
 };
 

@@ -16,11 +16,11 @@ namespace {
 using engine::TensorStore;
 
 const TensorRule& AnyTensor() {
-  static const auto* const rule = new TensorRule{
-      "tensor",
-      -1,
-      {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3FN, DType::kF8E5M2, DType::kI32,
-       DType::kI64}};
+  static const auto* const rule =
+      new TensorRule{"tensor",
+                     -1,
+                     {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3FN, DType::kF8E5M2,
+                      DType::kI32, DType::kI64}};
   return *rule;
 }
 

@@ -21,8 +21,7 @@ PutStream::PutStream(engine::Engine& engine, Gate& calls, grpc::CallbackServerCo
 }
 
 PutStream* PutStream::Start(engine::Engine& engine, Gate& calls,
-                            grpc::CallbackServerContext* context,
-                            v1::PutTensorResponse* response) {
+                            grpc::CallbackServerContext* context, v1::PutTensorResponse* response) {
   auto* stream = new PutStream(engine, calls, context, response);
   stream->StartRead(&stream->message_);
   return stream;
@@ -39,10 +38,9 @@ absl::Status PutStream::Take() {
     MutexLock lock(mutex_);
     ++writing_;
   }
-  engine_.WriteTensor(store_, piece.offset, std::move(piece.bytes),
-                      [this](const absl::Status& status) {
-                        RunSoon([this, status] { OnWritten(status); });
-                      });
+  engine_.WriteTensor(
+      store_, piece.offset, std::move(piece.bytes),
+      [this](const absl::Status& status) { RunSoon([this, status] { OnWritten(status); }); });
   return absl::OkStatus();
 }
 

@@ -1,4 +1,5 @@
-// The stream of PutTensor: takes chunks and hands them to the device thread, at most two ahead of it.
+// The stream of PutTensor: takes chunks and hands them to the device thread, at most two ahead of
+// it.
 #ifndef SERVER_RPC_PUT_STREAM_H_
 #define SERVER_RPC_PUT_STREAM_H_
 
@@ -20,8 +21,8 @@ namespace expertd::rpc {
 // answered everything that the stream asked of it.
 class PutStream final : public grpc::ServerReadReactor<v1::PutTensorRequest> {
  public:
-  static PutStream* Start(engine::Engine& engine, Gate& calls,
-                          grpc::CallbackServerContext* context, v1::PutTensorResponse* response);
+  static PutStream* Start(engine::Engine& engine, Gate& calls, grpc::CallbackServerContext* context,
+                          v1::PutTensorResponse* response);
 
   void OnReadDone(bool ok) override;
   void OnDone() override;

@@ -17,10 +17,10 @@ class TensorService final : public v1::TensorService::CallbackService {
   TensorService(engine::Engine& engine, Gate& calls, int64_t limit_bytes)
       : engine_(engine), calls_(calls), limit_bytes_(limit_bytes) {}
 
-  grpc::ServerReadReactor<v1::PutTensorRequest>* PutTensor(grpc::CallbackServerContext* context,
-                                                           v1::PutTensorResponse* response) override;
-  grpc::ServerWriteReactor<v1::GetTensorResponse>* GetTensor(grpc::CallbackServerContext* context,
-                                                             const v1::GetTensorRequest* request) override;
+  grpc::ServerReadReactor<v1::PutTensorRequest>* PutTensor(
+      grpc::CallbackServerContext* context, v1::PutTensorResponse* response) override;
+  grpc::ServerWriteReactor<v1::GetTensorResponse>* GetTensor(
+      grpc::CallbackServerContext* context, const v1::GetTensorRequest* request) override;
   grpc::ServerUnaryReactor* DeleteTensor(grpc::CallbackServerContext* context,
                                          const v1::DeleteTensorRequest* request,
                                          v1::DeleteTensorResponse*) override;

@@ -25,10 +25,10 @@ absl::StatusOr<TensorPart> PartOf(const v1::GetTensorRequest& request,
                    StrCat("got ", offset, ", need at most ", bytes, ", the size of tensor ",
                           engine::ShownId(info.buffer_id)));
   } else if (request.size_bytes() > bytes - offset) {
-    violations.Add(Reason::kBufferRange, "size_bytes",
-                   StrCat("got ", request.size_bytes(), " from ", offset, ", need at most ",
-                          bytes - offset, ": tensor ", engine::ShownId(info.buffer_id), " has ",
-                          bytes, " bytes"));
+    violations.Add(
+        Reason::kBufferRange, "size_bytes",
+        StrCat("got ", request.size_bytes(), " from ", offset, ", need at most ", bytes - offset,
+               ": tensor ", engine::ShownId(info.buffer_id), " has ", bytes, " bytes"));
   }
   if (offset % element != 0) {
     violations.Add(Reason::kBufferRange, "buffer.offset_bytes",

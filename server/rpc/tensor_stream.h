@@ -60,10 +60,10 @@ class TensorStream final : public grpc::ServerWriteReactor<v1::GetTensorResponse
   TensorPart part_;
 
   Mutex mutex_;
-  v1::GetTensorResponse response_;                       // of the write that is out
+  v1::GetTensorResponse response_;                            // of the write that is out
   std::optional<std::string> ready_ ABSL_GUARDED_BY(mutex_);  // read, not yet written
-  int64_t asked_ ABSL_GUARDED_BY(mutex_) = 0;            // where the next read begins
-  int64_t sent_ ABSL_GUARDED_BY(mutex_) = 0;             // where the next write begins
+  int64_t asked_ ABSL_GUARDED_BY(mutex_) = 0;                 // where the next read begins
+  int64_t sent_ ABSL_GUARDED_BY(mutex_) = 0;                  // where the next write begins
   bool first_ ABSL_GUARDED_BY(mutex_) = true;
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;

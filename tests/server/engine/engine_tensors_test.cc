@@ -130,7 +130,8 @@ TEST_F(EngineTensorsTest, BufferForAResultThatIsNotThereIsRefused) {
       cluster_.Good([](int64_t rank) { return MakeForward(GlobalRows(rank * 2, 2), true); });
   Good("logits", DType::kF32, {2, 8});
   const Answers answers = cluster_.Step([&](int64_t rank) {
-    auto op = MakeBackward(static_cast<const ForwardOp&>(*kept[static_cast<size_t>(rank)]).ticket, 2);
+    auto op =
+        MakeBackward(static_cast<const ForwardOp&>(*kept[static_cast<size_t>(rank)]).ticket, 2);
     if (rank == 0) op->router_logits_gradient.buffer = {"router_logits_gradient_buffer", "logits"};
     return op;
   });
@@ -209,8 +210,7 @@ TEST_F(EngineTensorsTest, StepThatFailsInTheMiddleSaysThatThePlaceMayBeOverwritt
   });
   const absl::Status& own = answers[0]->status;
   EXPECT_TRUE(HasReason(own, Reason::kRecvCapacity)) << own;
-  EXPECT_NE(StdView(own.message()).find("\"y\" may be overwritten in part"),
-            std::string_view::npos)
+  EXPECT_NE(StdView(own.message()).find("\"y\" may be overwritten in part"), std::string_view::npos)
       << own;
 }
 

@@ -1,4 +1,5 @@
-// Steps whose tensors are resident, compared bit for bit with the same steps inline; at any backend.
+// Steps whose tensors are resident, compared bit for bit with the same steps inline; at any
+// backend.
 #ifndef TESTS_SERVER_ENGINE_RESIDENT_STEPS_H_
 #define TESTS_SERVER_ENGINE_RESIDENT_STEPS_H_
 
@@ -230,12 +231,13 @@ TEST_P(ResidentStepsTest, PrimitivesGiveTheInlineBits) {
     const Answers again = Compare(prepare, prepare, skew, &prepared);
     const auto rows = [&](int64_t rank) { return As<PrepareOp>(prepared, rank).total_rows; };
     Answers ignored;
-    const auto both = [&](const std::function<std::shared_ptr<Operation>(int64_t, uint64_t)>& make) {
-      const auto with = [&make](const Answers& of) {
-        return [&](int64_t rank) { return make(rank, As<PrepareOp>(of, rank).handle); };
-      };
-      Compare(with(prepared), with(again), skew, &ignored);
-    };
+    const auto both =
+        [&](const std::function<std::shared_ptr<Operation>(int64_t, uint64_t)>& make) {
+          const auto with = [&make](const Answers& of) {
+            return [&](int64_t rank) { return make(rank, As<PrepareOp>(of, rank).handle); };
+          };
+          Compare(with(prepared), with(again), skew, &ignored);
+        };
     both([&](int64_t rank, uint64_t handle) {
       auto op = std::make_shared<DispatchOp>();
       op->handle = handle;
@@ -306,8 +308,7 @@ TEST_P(ResidentStepsTest, ResultsOfOneStepAreInputsOfTheNext) {
   }
   for (int64_t rank = 0; rank < world(); ++rank) {
     EXPECT_TRUE(Load(cluster_.engine(rank), "b") == As<ForwardOp>(second, rank).output.data);
-    EXPECT_TRUE(
-        HasReason(cluster_.engine(rank).FindTensor("a").status(), Reason::kBufferUnknown));
+    EXPECT_TRUE(HasReason(cluster_.engine(rank).FindTensor("a").status(), Reason::kBufferUnknown));
     // Finished steps are kept for retries, their tensors are not.
     EXPECT_EQ(cluster_.engine(rank).Counters().tensor_bytes, TokensOf(rank) * 8 * 4);
     EXPECT_EQ(cluster_.engine(rank).Counters().tensors, 1);

@@ -1,4 +1,5 @@
-// Tests of the tensor streams over real gRPC and a fake engine: how far they run ahead, how they end.
+// Tests of the tensor streams over real gRPC and a fake engine: how far they run ahead, how they
+// end.
 #include "server/rpc/tensor_stream.h"
 
 #include <gtest/gtest.h>
@@ -159,7 +160,8 @@ TEST_F(TensorStreamTest, PartMustBeInsideAndOfWholeElements) {
   for (const auto& [offset, size] : std::initializer_list<std::pair<uint64_t, uint64_t>>{
            {20, 0}, {4, 16}, {~uint64_t{0} - 3, 4}, {8, ~uint64_t{0} - 7}, {2, 4}, {4, 2}}) {
     const absl::Status status = PartOf(Get(offset, size), info).status();
-    EXPECT_TRUE(HasReason(status, Reason::kBufferRange)) << offset << ", " << size << ": " << status;
+    EXPECT_TRUE(HasReason(status, Reason::kBufferRange))
+        << offset << ", " << size << ": " << status;
   }
 }
 
