@@ -2,8 +2,8 @@
 //
 // Split by concern: engine_impl.cc (life, facts, queries), engine_group.cc (claim, leave, abort,
 // drain, watch), engine_join.cc (forming an epoch), engine_steps.cc (submission, running,
-// cancelling), engine_watch.cc (deadlines), engine_tensors.cc (resident tensors). Lock order: mutex_,
-// then the board's or the tensor store's own.
+// cancelling), engine_watch.cc (deadlines), engine_tensors.cc (resident tensors). Lock order:
+// mutex_, then the board's or the tensor store's own.
 #ifndef SERVER_ENGINE_ENGINE_IMPL_H_
 #define SERVER_ENGINE_ENGINE_IMPL_H_
 
