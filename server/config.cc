@@ -50,13 +50,13 @@ constexpr FlagRow kFlags[] = {
     {"max_receive_message_bytes", "1073741824", "largest request"},
     {"queue_capacity", "256", "operations admitted and not yet answered"},
     {"bytes_in_flight", "4294967296", "request bytes of those operations"},
-    {"tensor_memory_bytes", "4294967296", "device memory of resident tensors"},
     {"log_level", "info", "debug, info, warning or error"},
     {"simulate", "0", "run this many daemons in one process, over loopback"},
     {"drain_seconds", "10", "how long SIGTERM waits for work to finish"},
     {"tls_cert", "", "PEM chain of this daemon; default: plaintext"},
     {"tls_key", "", "PEM private key of tls_cert"},
     {"tls_client_ca", "", "PEM authority that callers' certificates must come from"},
+    {"tensor_memory_bytes", "4294967296", "device memory of resident tensors"},
 };
 
 // All flags with their defaults, as the strongest sources would set them.
