@@ -244,6 +244,21 @@ TEST_F(TensorStreamTest, FailedWriteEndsTheStreamOnceAndForgetsTheTensor) {
   EXPECT_EQ(cancelled, 1);
 }
 
+TEST_F(TensorStreamTest, FailedWriteEndsAStreamThatWaitsForItsCaller) {
+  std::atomic<int> cancelled{0};
+  engine_.on_cancel_tensor = [&](uint64_t) { ++cancelled; };
+  engine_.on_write_tensor = [](const std::string&, const auto& done) {
+    done(Error(Reason::kMemoryBudget).Text("no memory"));
+  };
+  v1::PutTensorResponse response;
+  auto writer = stub_->PutTensor(&context_, &response);
+  ASSERT_TRUE(writer->Write(First(8)));
+  ASSERT_TRUE(writer->Write(Chunk(4)));
+  // The caller sends nothing more, and does not end the stream either.
+  EXPECT_EQ(ReasonOf(FromGrpc(writer->Finish())), Reason::kMemoryBudget);
+  EXPECT_EQ(cancelled, 1);
+}
+
 TEST_F(TensorStreamTest, CallerThatGoesAwayKeepsNothing) {
   std::atomic<int> cancelled{0};
   engine_.on_cancel_tensor = [&](uint64_t) { ++cancelled; };
