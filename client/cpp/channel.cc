@@ -16,9 +16,6 @@
 namespace expertd::client {
 namespace {
 
-// Larger frames than gRPC's 16 KiB, as the daemon takes them: what it sends is megabytes, too.
-constexpr int kFrameBytes = 1 << 20;
-
 constexpr int kKeepaliveMs = 30000;
 constexpr int kKeepaliveTimeoutMs = 20000;
 // A daemon that is just starting should be found soon.
@@ -45,7 +42,6 @@ grpc::ChannelArguments MakeChannelArguments(int64_t max_message_bytes) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(MessageLimit(max_message_bytes));
   arguments.SetMaxSendMessageSize(-1);  // The daemon's own message says more than the transport's.
-  arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytes);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0);
