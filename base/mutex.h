@@ -53,6 +53,8 @@ class CondVar {
     lock.release();
   }
   void NotifyAll() { condition_.notify_all(); }
+  // For waiters that are all alike.
+  void NotifyOne() { condition_.notify_one(); }
 
  private:
   std::condition_variable condition_;

@@ -95,6 +95,8 @@ class Device {
   virtual absl::Status CopyToHost(void* host, const void* device, int64_t bytes) = 0;
   virtual absl::Status CopyOnDevice(void* to, const void* from, int64_t bytes) = 0;
   virtual absl::Status Zero(void* device, int64_t bytes) = 0;
+  // Returns when all that was asked of the device so far has been done, with the first failure.
+  virtual absl::Status Drain() = 0;
 
   // Marks on the device's own timeline, which stages of a step are measured with. A mark is passed
   // when all work queued before it has run. Making one queues and never waits; marks are reused, so

@@ -56,6 +56,7 @@ constexpr FlagRow kFlags[] = {
     {"tls_cert", "", "PEM chain of this daemon; default: plaintext"},
     {"tls_key", "", "PEM private key of tls_cert"},
     {"tls_client_ca", "", "PEM authority that callers' certificates must come from"},
+    {"tensor_memory_bytes", "4294967296", "device memory of resident tensors"},
 };
 
 // All flags with their defaults, as the strongest sources would set them.
@@ -87,6 +88,7 @@ Config ToConfig(const v1::ServerConfig& message) {
   config.max_receive_message_bytes = message.max_receive_message_bytes();
   config.queue_capacity = message.queue_capacity();
   config.bytes_in_flight = message.bytes_in_flight();
+  config.tensor_memory_bytes = message.tensor_memory_bytes();
   config.log_level = ParseLogLevel(message.log_level()).value_or(LogLevel::kInfo);
   config.simulate = message.simulate();
   config.drain_seconds = message.drain_seconds();
@@ -164,6 +166,7 @@ void Validate(const v1::ServerConfig& message, const Config& config, Validator* 
                    kMaxMessage);
   validator->Range("queue_capacity", config.queue_capacity, 1, 1'000'000);
   validator->Range("bytes_in_flight", config.bytes_in_flight, kMiB, kMaxBytes);
+  validator->Range("tensor_memory_bytes", config.tensor_memory_bytes, 0, kMaxBytes);
   validator->Range("simulate", config.simulate, 0, kMaxSimulated);
   validator->Range("drain_seconds", config.drain_seconds, 0, kMaxDrainSeconds);
   if (!ParseLogLevel(message.log_level())) {

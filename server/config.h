@@ -28,6 +28,7 @@ struct Config {
   int64_t max_receive_message_bytes = 0;
   int64_t queue_capacity = 0;
   int64_t bytes_in_flight = 0;
+  int64_t tensor_memory_bytes = 0;
   LogLevel log_level = LogLevel::kInfo;
   int64_t simulate = 0;
   int64_t drain_seconds = 0;

@@ -55,6 +55,7 @@ engine::EngineOptions MakeEngineOptions(const Config& config,
   options.max_receive_message_bytes = config.max_receive_message_bytes;
   options.queue_capacity = config.queue_capacity;
   options.bytes_in_flight = config.bytes_in_flight;
+  options.tensor_memory_bytes = config.tensor_memory_bytes;
   options.peer_transport = [credentials = rpc::MakeChannelCredentials(config.tls), gate](
                                const std::vector<engine::Member>& members, int64_t rank) {
     return std::make_unique<rpc::PeerClient>(members, rank, credentials, gate);
@@ -74,6 +75,7 @@ rpc::ServerOptions MakeServerOptions(const Config& config) {
   options.identity.max_receive_message_bytes = config.max_receive_message_bytes;
   options.identity.queue_capacity = config.queue_capacity;
   options.identity.bytes_in_flight = config.bytes_in_flight;
+  options.identity.tensor_memory_bytes = config.tensor_memory_bytes;
   options.identity.default_backend = config.default_backend;
   return options;
 }

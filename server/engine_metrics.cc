@@ -90,6 +90,11 @@ void AddLoad(const engine::EngineCounters& counters, MetricsText* text) {
   text->Sample({}, counters.tickets);
   text->Family("expertd_ticket_bytes", MetricType::kGauge, "Memory of those forwards.");
   text->Sample({}, counters.ticket_bytes);
+  text->Family("expertd_tensors", MetricType::kGauge, "Resident tensors.");
+  text->Sample({}, counters.tensors);
+  text->Family("expertd_tensor_bytes", MetricType::kGauge,
+               "Memory of those tensors, of streams that fill one and of deleted ones in use.");
+  text->Sample({}, counters.tensor_bytes);
   text->Family("expertd_device_block_allocations_total", MetricType::kCounter,
                "Blocks the device's allocator has handed out; steady steps leave it unchanged.");
   text->Sample({}, counters.device_block_allocations);

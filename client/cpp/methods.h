@@ -7,6 +7,7 @@
 #include "expertd/v1/control_service.grpc.pb.h"
 #include "expertd/v1/layer_service.grpc.pb.h"
 #include "expertd/v1/step_service.grpc.pb.h"
+#include "expertd/v1/tensor_service.grpc.pb.h"
 #include "grpcpp/client_context.h"
 
 namespace expertd::client {
@@ -60,6 +61,9 @@ EXPERTD_METHOD(StepService, DispatchBackward);
 EXPERTD_METHOD(StepService, CombineBackward);
 EXPERTD_METHOD(StepService, ReleaseTicket);
 EXPERTD_METHOD(StepService, GetStepOutcome);
+
+EXPERTD_METHOD(TensorService, DeleteTensor);
+EXPERTD_METHOD(TensorService, ListTensors);
 
 #undef EXPERTD_METHOD
 

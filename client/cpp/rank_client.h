@@ -2,6 +2,7 @@
 //
 //   RankClient client({.rank = 0, .address = "10.0.0.1:7070"}, group.max_message_bytes());
 //   absl::StatusOr<v1::ListLayersResponse> layers = client.Call(v1::ListLayersRequest(), options);
+//   absl::StatusOr<uint64_t> epoch = client.PutTensor("x", tensor, deadline);
 // Thread-safe; a call blocks its thread until it has ended, whatever the options ask for.
 #ifndef CLIENT_CPP_RANK_CLIENT_H_
 #define CLIENT_CPP_RANK_CLIENT_H_
@@ -36,7 +37,8 @@ class RankClient {
         channel_(OpenChannel(origin_.address, max_message_bytes, credentials)),
         control_(v1::ControlService::NewStub(channel_)),
         layers_(v1::LayerService::NewStub(channel_)),
-        steps_(v1::StepService::NewStub(channel_)) {}
+        steps_(v1::StepService::NewStub(channel_)),
+        tensors_(v1::TensorService::NewStub(channel_)) {}
 
   const Origin& origin() const { return origin_; }
   grpc::Channel& channel() { return *channel_; }
@@ -64,16 +66,26 @@ class RankClient {
   absl::StatusOr<ParameterShard> GetParameter(const v1::GetParameterRequest& request,
                                               absl::Time deadline);
 
+  // Stores an inline tensor on the daemon in chunks; a tensor without payload becomes zeros. Steps
+  // name it with BufferTensor and SetBuffer (tensor.h). Returns the epoch it belongs to.
+  // Errors: those of the method; PAYLOAD_SIZE_MISMATCH for a payload that is not the whole tensor.
+  absl::StatusOr<uint64_t> PutTensor(const std::string& buffer_id, const v1::Tensor& tensor,
+                                     absl::Time deadline);
+  // Reads a resident tensor, inline. Errors: those of the method; INTERNAL when it is incomplete.
+  absl::StatusOr<v1::Tensor> GetTensor(const std::string& buffer_id, absl::Time deadline);
+
  private:
   v1::ControlService::StubInterface& Stub(v1::ControlService*) { return *control_; }
   v1::LayerService::StubInterface& Stub(v1::LayerService*) { return *layers_; }
   v1::StepService::StubInterface& Stub(v1::StepService*) { return *steps_; }
+  v1::TensorService::StubInterface& Stub(v1::TensorService*) { return *tensors_; }
 
   Origin origin_;
   std::shared_ptr<grpc::Channel> channel_;  // gRPC's stubs share it.
   std::unique_ptr<v1::ControlService::StubInterface> control_;
   std::unique_ptr<v1::LayerService::StubInterface> layers_;
   std::unique_ptr<v1::StepService::StubInterface> steps_;
+  std::unique_ptr<v1::TensorService::StubInterface> tensors_;
 };
 
 // What every daemon answered; a response means something only where its status is OK.

@@ -115,6 +115,18 @@ v1::Tensor Int64Tensor(const Shape& shape, absl::Span<const int64_t> values) {
   return tensor;
 }
 
+v1::Tensor BufferTensor(v1::DType dtype, const Shape& shape, const std::string& buffer_id,
+                        uint64_t offset_bytes) {
+  v1::Tensor tensor = Header(dtype, shape);
+  SetBuffer(buffer_id, tensor.mutable_buffer());
+  tensor.mutable_buffer()->set_offset_bytes(offset_bytes);
+  return tensor;
+}
+
+void SetBuffer(const std::string& buffer_id, v1::BufferRef* buffer) {
+  buffer->set_buffer_id(buffer_id);
+}
+
 absl::StatusOr<std::vector<float>> ReadFloats(const v1::Tensor& tensor) {
   const v1::DType dtype = tensor.dtype();
   if (dtype != v1::DTYPE_F32 && dtype != v1::DTYPE_BF16 && dtype != v1::DTYPE_F16) {

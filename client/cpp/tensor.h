@@ -30,6 +30,12 @@ v1::Tensor FloatTensor(v1::DType dtype, const Shape& shape, absl::Span<const flo
 v1::Tensor Int32Tensor(const Shape& shape, absl::Span<const int32_t> values);
 v1::Tensor Int64Tensor(const Shape& shape, absl::Span<const int64_t> values);
 
+// A tensor whose payload is in a resident tensor of the rank it is sent to, from `offset_bytes` on.
+v1::Tensor BufferTensor(v1::DType dtype, const Shape& shape, const std::string& buffer_id,
+                        uint64_t offset_bytes = 0);
+// Names the place of a result: SetBuffer("y", request.mutable_output_buffer()).
+void SetBuffer(const std::string& buffer_id, v1::BufferRef* buffer);
+
 // The values of an inline F32, F16 or BF16 tensor, widened exactly.
 // Errors: INVALID_ARGUMENT for another dtype or a payload of the wrong size.
 absl::StatusOr<std::vector<float>> ReadFloats(const v1::Tensor& tensor);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "base/error.h"
 #include "base/status_macros.h"
 #include "client/cpp/tensor.h"
 #include "client/expertctl/workload.h"
@@ -149,7 +150,77 @@ absl::Status AddLayerOps(const BenchSpec& spec, std::vector<BenchOp>* ops) {
   return absl::OkStatus();
 }
 
+constexpr char kTokens[] = "expertctl-bench/tokens";
+constexpr char kIds[] = "expertctl-bench/ids";
+constexpr char kWeights[] = "expertctl-bench/weights";
+constexpr char kOutput[] = "expertctl-bench/output";
+constexpr char kLarge[] = "expertctl-bench/large";
+constexpr int64_t kLargeBytes = int64_t{64} << 20;
+
+absl::Time PutDeadline() { return absl::Now() + absl::Seconds(60); }
+
+// Stores the tensor on the rank, and names that in its place.
+absl::Status Move(client::RankClient& rank, const std::string& id, v1::Tensor* tensor) {
+  RETURN_IF_ERROR(rank.PutTensor(id, *tensor, PutDeadline()).status());
+  client::SetBuffer(id, tensor->mutable_buffer());
+  return absl::OkStatus();
+}
+
+absl::Status AddResidentForward(const BenchSpec& spec,
+                                const std::vector<client::RankClient*>& ranks,
+                                std::vector<BenchOp>* ops) {
+  const std::vector<Workload> workloads = Workloads(spec);
+  std::vector<v1::ForwardRequest> forward;
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    v1::ForwardRequest& request = forward.emplace_back(RandomForward(workloads[r], spec.layer_id));
+    v1::Tensor output = request.tokens();
+    output.clear_payload();  // zeros
+    RETURN_IF_ERROR(Move(*ranks[r], kOutput, &output));
+    *request.mutable_output_buffer() = output.buffer();
+    RETURN_IF_ERROR(Move(*ranks[r], kTokens, request.mutable_tokens()));
+    if (!request.has_topk()) continue;
+    RETURN_IF_ERROR(Move(*ranks[r], kIds, request.mutable_topk()->mutable_topk_ids()));
+    RETURN_IF_ERROR(Move(*ranks[r], kWeights, request.mutable_topk()->mutable_topk_weights()));
+  }
+  return AddOp(spec, "forward_resident", std::move(forward), ops).status();
+}
+
+absl::Status AddTransfers(client::RankClient& rank, std::vector<BenchOp>* ops) {
+  v1::Tensor tensor;
+  tensor.set_dtype(v1::DTYPE_F8E5M2);
+  tensor.add_shape(kLargeBytes);
+  tensor.set_data(std::string(static_cast<size_t>(kLargeBytes), 'x'));
+  BenchOp put;
+  put.name = "put_tensor";
+  put.request_bytes = kLargeBytes;
+  put.run = [&rank, tensor = std::move(tensor)] {
+    return rank.PutTensor(kLarge, tensor, PutDeadline()).status();
+  };
+  BenchOp get;
+  get.name = "get_tensor";
+  get.response_bytes = kLargeBytes;
+  get.run = [&rank] { return rank.GetTensor(kLarge, PutDeadline()).status(); };
+  for (BenchOp* op : {&put, &get}) {
+    RETURN_IF_ERROR(op->run());
+    ops->push_back(std::move(*op));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+absl::Status DeleteBenchTensors(const std::vector<client::RankClient*>& ranks) {
+  for (client::RankClient* rank : ranks) {
+    for (const char* id : {kTokens, kIds, kWeights, kOutput, kLarge}) {
+      v1::DeleteTensorRequest request;
+      request.set_buffer_id(id);
+      const absl::Status deleted =
+          rank->Call(request, {.deadline = absl::Now() + absl::Seconds(10)}).status();
+      if (!deleted.ok() && !HasReason(deleted, Reason::kBufferUnknown)) return deleted;
+    }
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<std::vector<BenchOp>> MakeBenchOps(const BenchSpec& spec,
                                                   const std::vector<client::RankClient*>& ranks) {
@@ -157,6 +228,8 @@ absl::StatusOr<std::vector<BenchOp>> MakeBenchOps(const BenchSpec& spec,
   ASSIGN_OR_RETURN(const std::vector<uint64_t> handles, AddPrepare(spec, ranks, &ops));
   RETURN_IF_ERROR(AddPrimitives(spec, handles, &ops));
   RETURN_IF_ERROR(AddLayerOps(spec, &ops));
+  RETURN_IF_ERROR(AddResidentForward(spec, ranks, &ops));
+  RETURN_IF_ERROR(AddTransfers(*ranks.front(), &ops));
   return ops;
 }
 

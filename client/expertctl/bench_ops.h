@@ -29,9 +29,13 @@ struct BenchOp {
   int64_t response_bytes = 0;
 };
 
+// Deletes the tensors that the operations keep on the ranks; those that are not there are no error.
+absl::Status DeleteBenchTensors(const std::vector<client::RankClient*>& ranks);
+
 // "ping" (GetServerInfo at all ranks), "prepare_release", "dispatch", "combine",
-// "dispatch_backward", "combine_backward", "forward", "forward_backward". Every operation has run
-// once, so that a wrong one fails here. Errors: those of the operations.
+// "dispatch_backward", "combine_backward", "forward", "forward_backward"; "forward_resident", the
+// same with all its tensors on the ranks; "put_tensor" and "get_tensor", 64 MiB to rank 0 and back.
+// Every operation has run once, so that a wrong one fails here. Errors: those of the operations.
 absl::StatusOr<std::vector<BenchOp>> MakeBenchOps(const BenchSpec& spec,
                                                   const std::vector<client::RankClient*>& ranks);
 

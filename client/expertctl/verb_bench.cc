@@ -110,7 +110,9 @@ absl::StatusOr<int> RunBench(const Args& args) {
   RETURN_IF_ERROR(
       WithTemporaryLayer("bench", spec.config, session, [&](const v1::LayerInfo& layer) {
         spec.layer_id = layer.layer_id();
-        return TimeAll(spec, session.group, limits, target.json);
+        const absl::Status timed = TimeAll(spec, session.group, limits, target.json);
+        const absl::Status deleted = DeleteBenchTensors(session.group.clients());
+        return timed.ok() ? deleted : timed;
       }));
   return kExitOk;
 }

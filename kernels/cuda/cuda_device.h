@@ -40,13 +40,13 @@ class CudaDevice final : public Device {
   void ForgetMarks() override { marks_used_ = 0; }
   absl::StatusOr<int64_t> Mark() override;
   absl::StatusOr<double> MicrosBetween(int64_t from, int64_t to) override;
+  // Ends early when a guard objects.
+  absl::Status Drain() override;
   int64_t block_allocations() const override { return block_allocations_; }
 
   cudaStream_t stream() const { return stream_.get(); }
   // Makes this the calling thread's device: every entry point that talks to CUDA starts with it.
   absl::Status MakeCurrent() const;
-  // Waits until everything queued so far has run, or the guard objects.
-  absl::Status Drain();
   // Guards are asked during every wait, so that no copy waits for a collective that cannot end.
   // They must be removed before they die.
   void AddGuard(WaitGuard* guard) { guards_.all.push_back(guard); }

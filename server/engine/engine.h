@@ -24,6 +24,7 @@
 #include "server/engine/operations.h"
 #include "server/engine/peer_transport.h"
 #include "server/engine/sharding.h"
+#include "server/engine/tensor_store.h"
 
 namespace expertd::engine {
 
@@ -35,8 +36,9 @@ struct EngineOptions {
   std::string data_host;   // address that data connections between daemons bind to
   std::string expert_mlp;  // "": fastest; otherwise one of ListExpertMlps
   int64_t max_receive_message_bytes = 0;
-  int64_t queue_capacity = 256;                // operations admitted and not yet answered
-  int64_t bytes_in_flight = int64_t{4} << 30;  // request bytes of them
+  int64_t queue_capacity = 256;                    // operations admitted and not yet answered
+  int64_t bytes_in_flight = int64_t{4} << 30;      // request bytes of them
+  int64_t tensor_memory_bytes = int64_t{4} << 30;  // of resident tensors
   PeerTransportFactory peer_transport;
   // Called when the device thread is stuck past every limit; the default ends the process.
   std::function<void(absl::Status)> on_stuck;
@@ -119,7 +121,23 @@ struct EngineCounters {
   int64_t bytes_in_flight_limit = 0;
   int64_t tickets = 0;       // gauge
   int64_t ticket_bytes = 0;  // gauge
+  int64_t tensors = 0;       // gauge
+  int64_t tensor_bytes = 0;  // gauge
   int64_t device_block_allocations = 0;
+};
+
+// A piece of a resident tensor at one moment.
+struct TensorRead {
+  std::string buffer_id;
+  int64_t offset = 0;
+  int64_t size = 0;
+  uint64_t version = 0;  // as FindTensor gave it
+};
+
+// A resident tensor as it is now; the version changes with every write to it.
+struct TensorState {
+  TensorInfo info;
+  uint64_t version = 0;
 };
 
 // Receives the operation that answers: the one submitted, or, for a retry, the earlier one with the
@@ -172,6 +190,24 @@ class Engine {
   virtual void GetParameter(const std::string& layer_id, const std::string& parameter,
                             ParameterKind kind,
                             std::function<void(absl::StatusOr<ParameterShard>)> done) = 0;
+
+  // Storing a tensor in pieces. Begin sets memory aside and returns the number of the store; Write
+  // copies one piece, which must lie inside the tensor; Finish makes the tensor known under its id.
+  // info.epoch 0 means the current one. Errors: as TensorService.PutTensor.
+  virtual absl::StatusOr<uint64_t> BeginTensor(TensorInfo info, TensorStore::Fill fill) = 0;
+  virtual void WriteTensor(uint64_t store, int64_t offset, std::string piece,
+                           std::function<void(absl::Status)> done) = 0;
+  virtual void FinishTensor(uint64_t store,
+                            std::function<void(absl::StatusOr<TensorInfo>)> done) = 0;
+  // Forgets a store that will not be finished; unknown ones are ignored.
+  virtual void CancelTensor(uint64_t store) = 0;
+  // Errors: BUFFER_UNKNOWN, here and below.
+  virtual absl::StatusOr<TensorState> FindTensor(const std::string& buffer_id) const = 0;
+  // Errors: VERSION_BEHIND when it was written to since FindTensor; BUFFER_RANGE.
+  virtual void ReadTensor(TensorRead read,
+                          std::function<void(absl::StatusOr<std::string>)> done) = 0;
+  virtual absl::Status DeleteTensor(const std::string& buffer_id) = 0;
+  virtual std::vector<TensorInfo> ListTensors() const = 0;
 
   // From other daemons (PeerService).
   virtual absl::Status OnPeerRecord(const PeerRecord& record) = 0;

@@ -126,6 +126,7 @@ void EngineImpl::DropSession() {
     MutexLock lock(mutex_);
     session = std::exchange(session_, nullptr);
   }
+  tensors_.End();
   if (session == nullptr) return;
   session->backend->Abort();
 }

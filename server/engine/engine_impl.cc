@@ -57,6 +57,7 @@ EngineImpl::EngineImpl(EngineOptions options, DeviceState state)
     : options_(std::move(options)),
       facts_(MakeFacts(options_, *state.device)),
       state_(std::move(state)),
+      tensors_({options_.tensor_memory_bytes, options_.queue_capacity}),
       board_(std::make_shared<PeerBoard>()),
       book_(SequenceOptions{}),
       device_thread_(std::make_unique<DeviceThread>()),
@@ -90,10 +91,13 @@ bool EngineImpl::Draining() const {
 }
 
 EngineCounters EngineImpl::Counters() const {
+  const TensorStore::Usage usage = tensors_.GetUsage();
   MutexLock lock(mutex_);
   EngineCounters counters = counters_;
   counters.queue_capacity = options_.queue_capacity;
   counters.bytes_in_flight_limit = options_.bytes_in_flight;
+  counters.tensors = usage.tensors;
+  counters.tensor_bytes = usage.bytes;
   return counters;
 }
 

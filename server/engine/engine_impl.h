@@ -2,7 +2,8 @@
 //
 // Split by concern: engine_impl.cc (life, facts, queries), engine_group.cc (claim, leave, abort,
 // drain, watch), engine_join.cc (forming an epoch), engine_steps.cc (submission, running,
-// cancelling), engine_watch.cc (deadlines). Lock order: mutex_, then the board's own.
+// cancelling), engine_watch.cc (deadlines), engine_tensors.cc (resident tensors). Lock order:
+// mutex_, then the board's or the tensor store's own.
 #ifndef SERVER_ENGINE_ENGINE_IMPL_H_
 #define SERVER_ENGINE_ENGINE_IMPL_H_
 
@@ -55,6 +56,15 @@ class EngineImpl final : public Engine {
       const std::string& layer_id, const std::vector<int64_t>& tokens_per_rank) const override;
   void GetParameter(const std::string& layer_id, const std::string& parameter, ParameterKind kind,
                     std::function<void(absl::StatusOr<ParameterShard>)> done) override;
+  absl::StatusOr<uint64_t> BeginTensor(TensorInfo info, TensorStore::Fill fill) override;
+  void WriteTensor(uint64_t store, int64_t offset, std::string piece,
+                   std::function<void(absl::Status)> done) override;
+  void FinishTensor(uint64_t store, std::function<void(absl::StatusOr<TensorInfo>)> done) override;
+  void CancelTensor(uint64_t store) override;
+  absl::StatusOr<TensorState> FindTensor(const std::string& buffer_id) const override;
+  void ReadTensor(TensorRead read, std::function<void(absl::StatusOr<std::string>)> done) override;
+  absl::Status DeleteTensor(const std::string& buffer_id) override;
+  std::vector<TensorInfo> ListTensors() const override;
   absl::Status OnPeerRecord(const PeerRecord& record) override;
   absl::Status OnPeerClose(const PeerRecord& record) override;
   EngineCounters Counters() const override;
@@ -90,6 +100,8 @@ class EngineImpl final : public Engine {
   void RefreshLayers() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<ParameterShard> ReadParameter(const std::string& layer_id,
                                                const std::string& parameter, ParameterKind kind);
+  // engine_tensors.cc
+  absl::StatusOr<std::string> ReadTensorNow(const TensorRead& read);
   // engine_group.cc
   GroupInfo DescribeLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NotifyLocked(Answers& answers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -129,7 +141,8 @@ class EngineImpl final : public Engine {
 
   const EngineOptions options_;
   ServerFacts facts_;
-  DeviceState state_;  // device thread only
+  DeviceState state_;    // device thread only
+  TensorStore tensors_;  // after state_, whose device its memory is from
   // Of the last join that failed: its records may still be on their way to ranks that have not
   // heard why. Device thread only.
   std::unique_ptr<PeerExchange> parting_exchange_;

@@ -298,6 +298,7 @@ void EngineImpl::FinishJoin(const JoinRequest& request, std::shared_ptr<GroupSes
     if (status.ok()) {
       machine_.OnJoined(request.epoch);
       session_ = std::move(session);
+      tensors_.Begin(request.epoch);
       SequenceOptions options;
       options.window = request.config.sequence_window;
       options.kept_replies = request.config.kept_replies;

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/strings.h"
+#include "server/engine/buffer_places.h"
 #include "server/engine/engine_impl.h"
 
 namespace expertd::engine {
@@ -57,6 +58,8 @@ void EngineImpl::Submit(std::shared_ptr<Operation> op, OperationCallback done) {
           counters_.bytes_in_flight += op->request_bytes;
           Pending& pending = pending_[sequence];
           pending.bytes = op->request_bytes;
+          // A place that is not there takes its sequence, as any other bad request does.
+          if (op->rejected.ok()) op->rejected = PinPlaces(*op, tensors_);
           pending.op = std::move(op);
           pending.callbacks.push_back(std::move(done));
           ScheduleLocked();
@@ -118,6 +121,7 @@ void EngineImpl::RunNext(uint64_t epoch) {
     closed = pending->second.closed;
     session = session_;
   }
+  tensors_.Sweep();
   absl::Status group_status;
   if (!closed.ok()) {
     op->status = closed;
@@ -177,6 +181,7 @@ void EngineImpl::FinishStep(uint64_t epoch, std::shared_ptr<Operation> op,
       op->status = cancel_reason_;
     }
     op->keep_alive.reset();
+    ReleasePlaces(*op);
     CountLocked(*op);
     auto pending = pending_.find(sequence);
     if (machine_.epoch() == epoch && pending != pending_.end() && pending->second.op == op) {

@@ -48,23 +48,41 @@ enum class OpKind : uint8_t {
 // "Forward", "CreateLayer": the name of the method.
 std::string_view OpName(OpKind kind);
 
-// A tensor of a request: a view of host memory that the operation's `keep_alive` owns. Its payload
-// size has been checked against dtype and shape. Absent when dtype is kInvalid.
+struct ResidentTensor;
+
+// A place in a resident tensor, in place of bytes in a request or response.
+struct BufferPlace {
+  std::string path;       // field path for errors: "tokens.buffer"
+  std::string buffer_id;  // empty: no place is named
+  uint64_t offset_bytes = 0;
+  // Set from admission to the end of the operation, which shares the tensor with the store.
+  std::shared_ptr<ResidentTensor> tensor;
+  void* memory = nullptr;  // device memory, once the place is known to fit
+
+  bool present() const { return !buffer_id.empty(); }
+};
+
+// A tensor of a request: a view of host memory that the operation's `keep_alive` owns, or a place
+// in a resident tensor. Its payload size has been checked against dtype and shape. Absent when
+// dtype is kInvalid.
 struct TensorInput {
   DType dtype = DType::kInvalid;
   std::vector<int64_t> shape;
-  const void* data = nullptr;
+  const void* data = nullptr;  // host memory; null for a place, until its values were fetched
   int64_t bytes = 0;
   std::string path;  // field path for errors: "tokens"
+  BufferPlace buffer;
+  std::string fetched;  // values of a place, where the host cannot read device memory
 
   bool present() const { return dtype != DType::kInvalid; }
 };
 
-// A tensor of a result, in host memory.
+// A tensor of a result: in host memory, or in the place that the request named for it.
 struct TensorOutput {
   DType dtype = DType::kInvalid;
   std::vector<int64_t> shape;
   std::string data;
+  BufferPlace buffer;
 
   bool present() const { return dtype != DType::kInvalid; }
 };
@@ -88,6 +106,9 @@ struct StepStats {
 struct Operation {
   explicit Operation(OpKind op_kind) : kind(op_kind) {}
   virtual ~Operation() = default;
+  // Every tensor that a request of this kind may bring, and every one that may come of it.
+  virtual std::vector<TensorInput*> Inputs() { return {}; }
+  virtual std::vector<TensorOutput*> Outputs() { return {}; }
 
   const OpKind kind;
   StepHeader header;
@@ -112,6 +133,10 @@ enum class RoutingSource : uint8_t { kTopk, kLogits, kLayerRouter };
 
 struct ForwardOp final : Operation {
   ForwardOp() : Operation(OpKind::kForward) {}
+  std::vector<TensorInput*> Inputs() override {
+    return {&tokens, &topk_ids, &topk_weights, &router_logits};
+  }
+  std::vector<TensorOutput*> Outputs() override { return {&output}; }
   std::string layer_id;
   TensorInput tokens;  // [T, H]
   RoutingSource routing = RoutingSource::kTopk;
@@ -129,6 +154,10 @@ struct ForwardOp final : Operation {
 
 struct BackwardOp final : Operation {
   BackwardOp() : Operation(OpKind::kBackward) {}
+  std::vector<TensorInput*> Inputs() override { return {&output_gradient}; }
+  std::vector<TensorOutput*> Outputs() override {
+    return {&tokens_gradient, &topk_weights_gradient, &router_logits_gradient};
+  }
   uint64_t ticket = 0;
   TensorInput output_gradient;  // [T, H]
   double aux_loss_gradient = 0;
@@ -140,6 +169,7 @@ struct BackwardOp final : Operation {
 
 struct PrepareOp final : Operation {
   PrepareOp() : Operation(OpKind::kPrepare) {}
+  std::vector<TensorInput*> Inputs() override { return {&topk_ids}; }
   std::string layer_id;
   TensorInput topk_ids;
 
@@ -152,6 +182,8 @@ struct PrepareOp final : Operation {
 
 struct DispatchOp final : Operation {
   DispatchOp() : Operation(OpKind::kDispatch) {}
+  std::vector<TensorInput*> Inputs() override { return {&tokens, &topk_weights}; }
+  std::vector<TensorOutput*> Outputs() override { return {&recv_tokens, &recv_weights}; }
   uint64_t handle = 0;
   TensorInput tokens;        // [T, H]
   TensorInput topk_weights;  // [T, K] F32
@@ -162,6 +194,8 @@ struct DispatchOp final : Operation {
 
 struct CombineOp final : Operation {
   CombineOp() : Operation(OpKind::kCombine) {}
+  std::vector<TensorInput*> Inputs() override { return {&expert_output, &slot_weights}; }
+  std::vector<TensorOutput*> Outputs() override { return {&output}; }
   uint64_t handle = 0;
   TensorInput expert_output;  // [total_rows, H]
   TensorInput slot_weights;   // [total_rows] F32, or absent on every rank
@@ -171,6 +205,12 @@ struct CombineOp final : Operation {
 
 struct DispatchBackwardOp final : Operation {
   DispatchBackwardOp() : Operation(OpKind::kDispatchBackward) {}
+  std::vector<TensorInput*> Inputs() override {
+    return {&recv_tokens_gradient, &recv_weights_gradient};
+  }
+  std::vector<TensorOutput*> Outputs() override {
+    return {&tokens_gradient, &topk_weights_gradient};
+  }
   uint64_t handle = 0;
   TensorInput recv_tokens_gradient;   // [total_rows, H]
   TensorInput recv_weights_gradient;  // [total_rows] F32, or absent on every rank
@@ -181,6 +221,8 @@ struct DispatchBackwardOp final : Operation {
 
 struct CombineBackwardOp final : Operation {
   CombineBackwardOp() : Operation(OpKind::kCombineBackward) {}
+  std::vector<TensorInput*> Inputs() override { return {&output_gradient, &slot_weights}; }
+  std::vector<TensorOutput*> Outputs() override { return {&expert_output_gradient}; }
   uint64_t handle = 0;
   TensorInput output_gradient;  // [T, H]
   TensorInput slot_weights;     // [total_rows] F32, or absent on every rank

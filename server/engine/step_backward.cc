@@ -30,7 +30,18 @@ absl::Status StepRunner::CheckBackward(BackwardOp& op, Step& step) {
     return Error(Reason::kConfigInvalid)
         .Text("layer ", step.ticket->layer_id, " is frozen: it takes no Backward");
   }
-  return ValidateBackward(op, step.layer->info(), step.record.token_count);
+  const LayerConfig& layer = step.layer->config();
+  const int64_t tokens = step.record.token_count;
+  op.tokens_gradient.dtype = layer.token_dtype;
+  op.tokens_gradient.shape = {tokens, layer.hidden};
+  if (step.ticket->routing == RoutingSource::kTopk) {
+    op.topk_weights_gradient.dtype = DType::kF32;
+    op.topk_weights_gradient.shape = {tokens, layer.top_k};
+  } else if (step.ticket->routing == RoutingSource::kLogits) {
+    op.router_logits_gradient.dtype = DType::kF32;
+    op.router_logits_gradient.shape = {tokens, layer.expert_count};
+  }
+  return ValidateBackward(op, step.layer->info(), tokens);
 }
 
 absl::Status StepRunner::Backward(BackwardOp& op, Step& step) {
@@ -68,13 +79,20 @@ absl::Status StepRunner::Backward(BackwardOp& op, Step& step) {
     args.grad_w = grad_w.as<float>();
     RETURN_IF_ERROR(layer.mlp().Dgrad(args));
   }
-  ASSIGN_OR_RETURN(DeviceBuffer tokens_gradient, Allocate(t, config.hidden, config.token_dtype));
-  ASSIGN_OR_RETURN(DeviceBuffer weights_gradient, Allocate(t, config.top_k, DType::kF32));
-  const Matrix tokens_view{tokens_gradient.data(), config.token_dtype, t, config.hidden};
-  RETURN_IF_ERROR(Enter(step, &StepStats::combine_us));
-  RETURN_IF_ERROR(ep.DispatchBackward(
-      step.context, handle, {grad_x.data(), config.token_dtype, rows, config.hidden},
-      grad_w.as<float>(), tokens_view, weights_gradient.as<float>()));
+  DeviceBuffer tokens_hold;
+  DeviceBuffer weights_hold;
+  ASSIGN_OR_RETURN(void* const tokens_gradient,
+                   Place(op.tokens_gradient, t, config.hidden, config.token_dtype, tokens_hold));
+  ASSIGN_OR_RETURN(void* const weights_place,
+                   Place(op.topk_weights_gradient, t, config.top_k, DType::kF32, weights_hold));
+  auto* const weights_gradient = static_cast<float*>(weights_place);
+  const Matrix tokens_view{tokens_gradient, config.token_dtype, t, config.hidden};
+  {
+    RETURN_IF_ERROR(Enter(step, &StepStats::combine_us));
+    RETURN_IF_ERROR(ep.DispatchBackward(step.context, handle,
+                                        {grad_x.data(), config.token_dtype, rows, config.hidden},
+                                        grad_w.as<float>(), tokens_view, weights_gradient));
+  }
   {
     RETURN_IF_ERROR(Enter(step, &StepStats::experts_us));
     MlpWgradArgs args;
@@ -87,13 +105,13 @@ absl::Status StepRunner::Backward(BackwardOp& op, Step& step) {
     args.gradients = layer.Gradients();
     RETURN_IF_ERROR(layer.mlp().Wgrad(args));
   }
-  RETURN_IF_ERROR(RouterBackward(op, step, weights_gradient.as<float>(), tokens_view));
+  RETURN_IF_ERROR(RouterBackward(op, step, weights_gradient, tokens_view));
   RETURN_IF_ERROR(Enter(step, &StepStats::stage_out_us));
   RETURN_IF_ERROR(
-      StageOut(tokens_gradient.data(), config.token_dtype, {t, config.hidden}, op.tokens_gradient));
+      StageOut(tokens_gradient, config.token_dtype, {t, config.hidden}, op.tokens_gradient));
   if (ticket.routing == RoutingSource::kTopk) {
-    RETURN_IF_ERROR(StageOut(weights_gradient.data(), DType::kF32, {t, config.top_k},
-                             op.topk_weights_gradient));
+    RETURN_IF_ERROR(
+        StageOut(weights_gradient, DType::kF32, {t, config.top_k}, op.topk_weights_gradient));
   }
   ++layer.info().accumulated_backwards;
   session_.ticket_bytes -= ticket.bytes;
@@ -108,10 +126,13 @@ absl::Status StepRunner::RouterBackward(BackwardOp& op, Step& step, const float*
   RETURN_IF_ERROR(Enter(step, &StepStats::prepare_us));
   const LayerConfig& config = step.layer->config();
   const int64_t t = grad_tokens.rows;
-  ASSIGN_OR_RETURN(DeviceBuffer grad_logits, Allocate(t, config.expert_count, DType::kF32));
+  DeviceBuffer logits_hold;
+  ASSIGN_OR_RETURN(void* const logits_place, Place(op.router_logits_gradient, t,
+                                                   config.expert_count, DType::kF32, logits_hold));
+  auto* const grad_logits = static_cast<float*>(logits_place);
   RETURN_IF_ERROR(state_.router->SelectBackward(config.router, ticket.logits.as<float>(),
                                                 ticket.ids.as<int64_t>(), grad_weights, t,
-                                                grad_logits.as<float>()));
+                                                grad_logits));
   if (op.aux_loss_gradient != 0 && !ticket.routed.empty()) {
     std::vector<float> scale = ticket.routed;
     const double factor = op.aux_loss_gradient * AuxFactor(config, ticket.group_tokens);
@@ -120,20 +141,17 @@ absl::Status StepRunner::RouterBackward(BackwardOp& op, Step& step, const float*
     RETURN_IF_ERROR(
         state_.device->CopyToDevice(device_scale.data(), scale.data(), device_scale.size()));
     RETURN_IF_ERROR(state_.router->AuxBackward(config.router, ticket.logits.as<float>(),
-                                               device_scale.as<float>(), t,
-                                               grad_logits.as<float>()));
+                                               device_scale.as<float>(), t, grad_logits));
   }
   if (ticket.routing == RoutingSource::kLogits) {
-    return StageOut(grad_logits.data(), DType::kF32, {t, config.expert_count},
-                    op.router_logits_gradient);
+    return StageOut(grad_logits, DType::kF32, {t, config.expert_count}, op.router_logits_gradient);
   }
   Parameter* router = step.layer->Find("router");
   ASSIGN_OR_RETURN(DeviceBuffer extra, Allocate(t, config.hidden, DType::kF32));
   RETURN_IF_ERROR(state_.device->Zero(extra.data(), extra.size()));
   RETURN_IF_ERROR(state_.router->LogitsBackward(
       {ticket.tokens.data(), config.token_dtype, t, config.hidden}, router->master.as<float>(),
-      config.expert_count, grad_logits.as<float>(), extra.as<float>(),
-      router->gradient.as<float>()));
+      config.expert_count, grad_logits, extra.as<float>(), router->gradient.as<float>()));
   return state_.router->AddTo(extra.as<float>(), grad_tokens);
 }
 

@@ -55,7 +55,12 @@ struct StepRunner::Routed {
 absl::Status StepRunner::CheckForward(ForwardOp& op, Step& step) {
   RETURN_IF_ERROR(FindLayer(op.layer_id, step));
   const LayerInfo& info = step.layer->info();
+  for (TensorInput* input : {&op.topk_ids, &op.topk_weights, &op.router_logits}) {
+    RETURN_IF_ERROR(FetchValues(*input));
+  }
   RETURN_IF_ERROR(ValidateForward(op, info, session_.config));
+  op.output.dtype = info.config.token_dtype;
+  op.output.shape = op.tokens.shape;
   op.arguments = {{"routing", std::string(RoutingName(op.routing))},
                   {"keep_for_backward", op.keep_for_backward ? "true" : "false"}};
   step.record.dtype = op.tokens.dtype;
@@ -89,8 +94,7 @@ absl::Status StepRunner::Route(ForwardOp& op, Step& step, const void* tokens, Ro
   if (op.routing == RoutingSource::kLogits) {
     // The caller's memory ends with the request: a ticket needs a copy of its own.
     ASSIGN_OR_RETURN(routed.logits_hold, state_.device->Allocate(op.router_logits.bytes));
-    RETURN_IF_ERROR(state_.device->CopyToDevice(routed.logits_hold.data(), op.router_logits.data,
-                                                op.router_logits.bytes));
+    RETURN_IF_ERROR(CopyIn(op.router_logits, routed.logits_hold.data()));
   } else {
     ASSIGN_OR_RETURN(routed.logits_hold, Allocate(t, layer.expert_count, DType::kF32));
     const Parameter* router = step.layer->Find("router");
@@ -175,17 +179,18 @@ absl::Status StepRunner::Forward(ForwardOp& op, Step& step) {
     args.z = z.data();
     RETURN_IF_ERROR(layer.mlp().Forward(args));
   }
-  ASSIGN_OR_RETURN(DeviceBuffer y, Allocate(t, config.hidden, config.token_dtype));
+  DeviceBuffer y_hold;
+  ASSIGN_OR_RETURN(void* const y, Place(op.output, t, config.hidden, config.token_dtype, y_hold));
   {
     RETURN_IF_ERROR(Enter(step, &StepStats::combine_us));
     const float* weights =
         config.weighting == Weighting::kLate ? ticket.recv_w.as<float>() : nullptr;
     RETURN_IF_ERROR(ep.Combine(step.context, handle,
                                {z.data(), config.token_dtype, rows, config.hidden}, weights,
-                               {y.data(), config.token_dtype, t, config.hidden}));
+                               {y, config.token_dtype, t, config.hidden}));
   }
   RETURN_IF_ERROR(Enter(step, &StepStats::stage_out_us));
-  RETURN_IF_ERROR(StageOut(y.data(), config.token_dtype, {t, config.hidden}, op.output));
+  RETURN_IF_ERROR(StageOut(y, config.token_dtype, {t, config.hidden}, op.output));
   CountLoad(handle, layer.info());
   return op.keep_for_backward ? KeepTicket(op, step, routed, std::move(ticket)) : absl::OkStatus();
 }
@@ -205,8 +210,7 @@ absl::Status StepRunner::KeepTicket(ForwardOp& op, Step& step, Routed& routed, T
   if (op.routing == RoutingSource::kLayerRouter) {
     ASSIGN_OR_RETURN(ticket.tokens,
                      Allocate(step.record.token_count, config.hidden, config.token_dtype));
-    RETURN_IF_ERROR(
-        state_.device->CopyToDevice(ticket.tokens.data(), op.tokens.data, op.tokens.bytes));
+    RETURN_IF_ERROR(CopyIn(op.tokens, ticket.tokens.data()));
   }
   ticket.bytes = ticket.recv_x.size() + ticket.recv_w.size() + ticket.h.size() +
                  ticket.tokens.size() + ticket.logits.size() + ticket.ids.size();

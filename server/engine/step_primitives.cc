@@ -14,7 +14,28 @@ std::vector<ConfigField> WeightedArgument(bool weighted) {
   return {{"weights", weighted ? "given" : "absent"}};
 }
 
+// Sets what a result will be, for the check of its place.
+void Expect(DType dtype, std::vector<int64_t> shape, TensorOutput& output) {
+  output.dtype = dtype;
+  output.shape = std::move(shape);
+}
+
 }  // namespace
+
+// The sizes that the shapes of a handle's operations are made of.
+struct StepRunner::Rows {
+  DType dtype = DType::kInvalid;
+  int64_t tokens = 0;
+  int64_t received = 0;
+  int64_t hidden = 0;
+  int64_t top_k = 0;
+};
+
+StepRunner::Rows StepRunner::RowsOf(const Step& step) {
+  const LayerConfig& layer = step.layer->config();
+  const EpHandle& handle = *step.handle->handle;
+  return {layer.token_dtype, handle.tokens(), handle.counts().total, layer.hidden, handle.top_k()};
+}
 
 absl::Status StepRunner::FindHandle(uint64_t handle, Step& step) {
   step.handle = session_.handles.Find(handle);
@@ -37,6 +58,7 @@ absl::Status StepRunner::CheckPrimitive(Operation& op, Step& step) {
   if (op.kind == OpKind::kPrepare) {
     auto& prepare = static_cast<PrepareOp&>(op);
     RETURN_IF_ERROR(FindLayer(prepare.layer_id, step));
+    RETURN_IF_ERROR(FetchValues(prepare.topk_ids));
     RETURN_IF_ERROR(ValidatePrepare(prepare, step.layer->info(), session_.config));
     step.record.token_count = prepare.topk_ids.shape[0];
     return absl::OkStatus();
@@ -44,23 +66,34 @@ absl::Status StepRunner::CheckPrimitive(Operation& op, Step& step) {
   if (op.kind == OpKind::kDispatch) {
     auto& dispatch = static_cast<DispatchOp&>(op);
     RETURN_IF_ERROR(FindHandle(dispatch.handle, step));
+    const Rows rows = RowsOf(step);
+    Expect(rows.dtype, {rows.received, rows.hidden}, dispatch.recv_tokens);
+    Expect(DType::kF32, {rows.received}, dispatch.recv_weights);
     return ValidateDispatch(dispatch, step.layer->config(), *step.handle->handle);
   }
   if (op.kind == OpKind::kCombine) {
     auto& combine = static_cast<CombineOp&>(op);
     RETURN_IF_ERROR(FindHandle(combine.handle, step));
     op.arguments = WeightedArgument(combine.slot_weights.present());
+    const Rows rows = RowsOf(step);
+    Expect(rows.dtype, {rows.tokens, rows.hidden}, combine.output);
     return ValidateCombine(combine, step.layer->config(), *step.handle->handle);
   }
   if (op.kind == OpKind::kDispatchBackward) {
     auto& backward = static_cast<DispatchBackwardOp&>(op);
     RETURN_IF_ERROR(FindHandle(backward.handle, step));
-    op.arguments = WeightedArgument(backward.recv_weights_gradient.present());
+    const bool weighted = backward.recv_weights_gradient.present();
+    op.arguments = WeightedArgument(weighted);
+    const Rows rows = RowsOf(step);
+    Expect(rows.dtype, {rows.tokens, rows.hidden}, backward.tokens_gradient);
+    if (weighted) Expect(DType::kF32, {rows.tokens, rows.top_k}, backward.topk_weights_gradient);
     return ValidateDispatchBackward(backward, step.layer->config(), *step.handle->handle);
   }
   auto& backward = static_cast<CombineBackwardOp&>(op);
   RETURN_IF_ERROR(FindHandle(backward.handle, step));
   op.arguments = WeightedArgument(backward.slot_weights.present());
+  const Rows rows = RowsOf(step);
+  Expect(rows.dtype, {rows.received, rows.hidden}, backward.expert_output_gradient);
   return ValidateCombineBackward(backward, step.layer->config(), *step.handle->handle);
 }
 
@@ -98,17 +131,21 @@ absl::Status StepRunner::Dispatch(DispatchOp& op, Step& step) {
   RETURN_IF_ERROR(Enter(step, &StepStats::stage_in_us));
   ASSIGN_OR_RETURN(const void* tokens, StageIn(op.tokens, tokens_hold));
   ASSIGN_OR_RETURN(const void* weights, StageIn(op.topk_weights, weights_hold));
-  ASSIGN_OR_RETURN(DeviceBuffer recv_x, Allocate(rows, config.hidden, config.token_dtype));
-  ASSIGN_OR_RETURN(DeviceBuffer recv_w, Allocate(rows, 1, DType::kF32));
-  RETURN_IF_ERROR(Enter(step, &StepStats::dispatch_us));
-  RETURN_IF_ERROR(session_.backend->Dispatch(
-      step.context, handle, {tokens, config.token_dtype, handle.tokens(), config.hidden},
-      static_cast<const float*>(weights), {recv_x.data(), config.token_dtype, rows, config.hidden},
-      recv_w.as<float>()));
+  DeviceBuffer x_hold;
+  DeviceBuffer w_hold;
+  ASSIGN_OR_RETURN(void* const recv_x,
+                   Place(op.recv_tokens, rows, config.hidden, config.token_dtype, x_hold));
+  ASSIGN_OR_RETURN(void* const recv_w, Place(op.recv_weights, rows, 1, DType::kF32, w_hold));
+  {
+    RETURN_IF_ERROR(Enter(step, &StepStats::dispatch_us));
+    RETURN_IF_ERROR(session_.backend->Dispatch(
+        step.context, handle, {tokens, config.token_dtype, handle.tokens(), config.hidden},
+        static_cast<const float*>(weights), {recv_x, config.token_dtype, rows, config.hidden},
+        static_cast<float*>(recv_w)));
+  }
   RETURN_IF_ERROR(Enter(step, &StepStats::stage_out_us));
-  RETURN_IF_ERROR(
-      StageOut(recv_x.data(), config.token_dtype, {rows, config.hidden}, op.recv_tokens));
-  return StageOut(recv_w.data(), DType::kF32, {rows}, op.recv_weights);
+  RETURN_IF_ERROR(StageOut(recv_x, config.token_dtype, {rows, config.hidden}, op.recv_tokens));
+  return StageOut(recv_w, DType::kF32, {rows}, op.recv_weights);
 }
 
 absl::Status StepRunner::Combine(CombineOp& op, Step& step) {
@@ -119,14 +156,18 @@ absl::Status StepRunner::Combine(CombineOp& op, Step& step) {
   RETURN_IF_ERROR(Enter(step, &StepStats::stage_in_us));
   ASSIGN_OR_RETURN(const void* z, StageIn(op.expert_output, z_hold));
   ASSIGN_OR_RETURN(const void* weights, StageIn(op.slot_weights, weights_hold));
-  ASSIGN_OR_RETURN(DeviceBuffer y, Allocate(handle.tokens(), config.hidden, config.token_dtype));
-  RETURN_IF_ERROR(Enter(step, &StepStats::combine_us));
-  RETURN_IF_ERROR(session_.backend->Combine(
-      step.context, handle, {z, config.token_dtype, handle.counts().total, config.hidden},
-      static_cast<const float*>(weights),
-      {y.data(), config.token_dtype, handle.tokens(), config.hidden}));
+  DeviceBuffer y_hold;
+  ASSIGN_OR_RETURN(void* const y,
+                   Place(op.output, handle.tokens(), config.hidden, config.token_dtype, y_hold));
+  {
+    RETURN_IF_ERROR(Enter(step, &StepStats::combine_us));
+    RETURN_IF_ERROR(session_.backend->Combine(
+        step.context, handle, {z, config.token_dtype, handle.counts().total, config.hidden},
+        static_cast<const float*>(weights),
+        {y, config.token_dtype, handle.tokens(), config.hidden}));
+  }
   RETURN_IF_ERROR(Enter(step, &StepStats::stage_out_us));
-  return StageOut(y.data(), config.token_dtype, {handle.tokens(), config.hidden}, op.output);
+  return StageOut(y, config.token_dtype, {handle.tokens(), config.hidden}, op.output);
 }
 
 absl::Status StepRunner::DispatchBackward(DispatchBackwardOp& op, Step& step) {
@@ -138,21 +179,26 @@ absl::Status StepRunner::DispatchBackward(DispatchBackwardOp& op, Step& step) {
   RETURN_IF_ERROR(Enter(step, &StepStats::stage_in_us));
   ASSIGN_OR_RETURN(const void* gradient, StageIn(op.recv_tokens_gradient, gradient_hold));
   ASSIGN_OR_RETURN(const void* weights, StageIn(op.recv_weights_gradient, weights_hold));
-  ASSIGN_OR_RETURN(DeviceBuffer grad_x, Allocate(t, config.hidden, config.token_dtype));
-  DeviceBuffer grad_w;
-  if (weights != nullptr || op.recv_weights_gradient.present()) {
-    ASSIGN_OR_RETURN(grad_w, Allocate(t, handle.top_k(), DType::kF32));
+  DeviceBuffer x_hold;
+  DeviceBuffer w_hold;
+  ASSIGN_OR_RETURN(void* const grad_x,
+                   Place(op.tokens_gradient, t, config.hidden, config.token_dtype, x_hold));
+  void* grad_w = nullptr;
+  if (op.recv_weights_gradient.present()) {
+    ASSIGN_OR_RETURN(grad_w,
+                     Place(op.topk_weights_gradient, t, handle.top_k(), DType::kF32, w_hold));
   }
-  RETURN_IF_ERROR(Enter(step, &StepStats::combine_us));
-  RETURN_IF_ERROR(session_.backend->DispatchBackward(
-      step.context, handle, {gradient, config.token_dtype, handle.counts().total, config.hidden},
-      static_cast<const float*>(weights), {grad_x.data(), config.token_dtype, t, config.hidden},
-      grad_w.as<float>()));
+  {
+    RETURN_IF_ERROR(Enter(step, &StepStats::combine_us));
+    RETURN_IF_ERROR(session_.backend->DispatchBackward(
+        step.context, handle, {gradient, config.token_dtype, handle.counts().total, config.hidden},
+        static_cast<const float*>(weights), {grad_x, config.token_dtype, t, config.hidden},
+        static_cast<float*>(grad_w)));
+  }
   RETURN_IF_ERROR(Enter(step, &StepStats::stage_out_us));
-  RETURN_IF_ERROR(
-      StageOut(grad_x.data(), config.token_dtype, {t, config.hidden}, op.tokens_gradient));
+  RETURN_IF_ERROR(StageOut(grad_x, config.token_dtype, {t, config.hidden}, op.tokens_gradient));
   if (!op.recv_weights_gradient.present()) return absl::OkStatus();
-  return StageOut(grad_w.data(), DType::kF32, {t, handle.top_k()}, op.topk_weights_gradient);
+  return StageOut(grad_w, DType::kF32, {t, handle.top_k()}, op.topk_weights_gradient);
 }
 
 absl::Status StepRunner::CombineBackward(CombineBackwardOp& op, Step& step) {
@@ -164,15 +210,17 @@ absl::Status StepRunner::CombineBackward(CombineBackwardOp& op, Step& step) {
   RETURN_IF_ERROR(Enter(step, &StepStats::stage_in_us));
   ASSIGN_OR_RETURN(const void* gradient, StageIn(op.output_gradient, gradient_hold));
   ASSIGN_OR_RETURN(const void* weights, StageIn(op.slot_weights, weights_hold));
-  ASSIGN_OR_RETURN(DeviceBuffer grad_z, Allocate(rows, config.hidden, config.token_dtype));
-  RETURN_IF_ERROR(Enter(step, &StepStats::dispatch_us));
-  RETURN_IF_ERROR(session_.backend->CombineBackward(
-      step.context, handle, {gradient, config.token_dtype, handle.tokens(), config.hidden},
-      static_cast<const float*>(weights),
-      {grad_z.data(), config.token_dtype, rows, config.hidden}));
+  DeviceBuffer z_hold;
+  ASSIGN_OR_RETURN(void* const grad_z, Place(op.expert_output_gradient, rows, config.hidden,
+                                             config.token_dtype, z_hold));
+  {
+    RETURN_IF_ERROR(Enter(step, &StepStats::dispatch_us));
+    RETURN_IF_ERROR(session_.backend->CombineBackward(
+        step.context, handle, {gradient, config.token_dtype, handle.tokens(), config.hidden},
+        static_cast<const float*>(weights), {grad_z, config.token_dtype, rows, config.hidden}));
+  }
   RETURN_IF_ERROR(Enter(step, &StepStats::stage_out_us));
-  return StageOut(grad_z.data(), config.token_dtype, {rows, config.hidden},
-                  op.expert_output_gradient);
+  return StageOut(grad_z, config.token_dtype, {rows, config.hidden}, op.expert_output_gradient);
 }
 
 }  // namespace expertd::engine

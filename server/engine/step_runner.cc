@@ -11,6 +11,7 @@
 #include "base/ids.h"
 #include "base/status_macros.h"
 #include "base/strings.h"
+#include "server/engine/buffer_places.h"
 #include "server/engine/step_validation.h"
 
 namespace expertd::engine {
@@ -56,6 +57,7 @@ absl::Status StepRunner::Run(Operation& op) {
   step.record.sequence = op.header.sequence;
   step.record.op = op.kind;
   step.record.status = op.rejected.ok() ? Check(op, step) : op.rejected;
+  if (step.record.status.ok()) step.record.status = CheckResultPlaces(op);
   if (step.layer != nullptr) {
     const LayerInfo& info = step.layer->info();
     step.record.layer_fingerprint = LayerKey(info.layer_id, info.fingerprint);
@@ -134,6 +136,15 @@ absl::Status StepRunner::Check(Operation& op, Step& step) {
 }
 
 absl::Status StepRunner::Execute(Operation& op, Step& step) {
+  if (!HasResultPlaces(op)) return Perform(op, step);
+  TouchResultPlaces(op);
+  absl::Status status = Perform(op, step);
+  // Nothing was copied to the host, so nothing has waited for these results yet.
+  if (status.ok()) status = state_.device->Drain();
+  return status.ok() ? status : WithTouchedPlaces(op, status);
+}
+
+absl::Status StepRunner::Perform(Operation& op, Step& step) {
   switch (op.kind) {
     case OpKind::kForward:
       return Forward(static_cast<ForwardOp&>(op), step);
@@ -183,30 +194,6 @@ absl::Status StepRunner::FindLayer(const std::string& layer_id, Step& step) {
   }
   step.layer = found->second.get();
   return absl::OkStatus();
-}
-
-absl::StatusOr<const void*> StepRunner::StageIn(const TensorInput& input, DeviceBuffer& hold) {
-  if (!input.present()) return nullptr;
-  // Null means "absent" in the seams: a rank with zero tokens has none of its own to give.
-  static constexpr int64_t kNoElements = 0;
-  if (state_.device->facts().kind == "cpu") return input.bytes > 0 ? input.data : &kNoElements;
-  ASSIGN_OR_RETURN(hold, state_.device->Allocate(input.bytes));
-  RETURN_IF_ERROR(state_.device->CopyToDevice(hold.data(), input.data, input.bytes));
-  return hold.data();
-}
-
-absl::Status StepRunner::StageOut(const void* device_data, DType dtype, std::vector<int64_t> shape,
-                                  TensorOutput& output) {
-  int64_t bytes = static_cast<int64_t>(DTypeSize(dtype));
-  for (int64_t size : shape) bytes *= size;
-  output.dtype = dtype;
-  output.shape = std::move(shape);
-  output.data.resize(static_cast<size_t>(bytes));
-  return state_.device->CopyToHost(output.data.data(), device_data, bytes);
-}
-
-absl::StatusOr<DeviceBuffer> StepRunner::Allocate(int64_t rows, int64_t cols, DType dtype) {
-  return state_.device->Allocate(rows * cols * static_cast<int64_t>(DTypeSize(dtype)));
 }
 
 }  // namespace expertd::engine

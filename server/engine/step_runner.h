@@ -2,7 +2,8 @@
 //
 // The order of every step lives here and nowhere else: arrival -> stage in -> prepare -> dispatch
 // -> experts -> combine -> stage out. Implemented in step_runner.cc (the common course),
-// step_forward.cc, step_backward.cc, step_primitives.cc, step_parameters.cc and step_rehearsal.cc.
+// step_staging.cc, step_forward.cc, step_backward.cc, step_primitives.cc, step_parameters.cc and
+// step_rehearsal.cc.
 #ifndef SERVER_ENGINE_STEP_RUNNER_H_
 #define SERVER_ENGINE_STEP_RUNNER_H_
 
@@ -63,12 +64,15 @@ class StepRunner {
   absl::Status PlanMemory(Layer& layer);
   absl::Status FindLayer(const std::string& layer_id, Step& step);
   absl::Status FindHandle(uint64_t handle, Step& step);
+  struct Rows;
+  static Rows RowsOf(const Step& step);
 
   // OK when all ranks go on.
   absl::Status Arrive(Operation& op, Step& step);
 
-  // After arrival.
+  // After arrival. Run says what a failure leaves of results in resident tensors.
   absl::Status Execute(Operation& op, Step& step);
+  absl::Status Perform(Operation& op, Step& step);
   absl::Status Forward(ForwardOp& op, Step& step);
   absl::Status Backward(BackwardOp& op, Step& step);
   absl::Status Prepare(PrepareOp& op, Step& step);
@@ -96,15 +100,27 @@ class StepRunner {
   absl::StatusOr<GradientVote> InspectGradients(Step& step, std::vector<DeviceBuffer>& reduced);
   absl::Status AgreeOnNorm(ApplyGradientsOp& op, Step& step, const GradientVote& vote);
 
-  // Copies between requests, results and device memory. StageIn returns the request's own memory
-  // where the device can read it.
+  // Copies between requests, results, resident tensors and device memory (step_staging.cc).
+  //
+  // Where the device can read the input as it lies, that; otherwise a copy in `hold`. Null when it
+  // is absent.
   absl::StatusOr<const void*> StageIn(const TensorInput& input, DeviceBuffer& hold);
+  // A copy of a present input in `device_data`.
+  absl::Status CopyIn(const TensorInput& input, void* device_data);
+  // Makes input.data point at the values, for checks on the host.
+  absl::Status FetchValues(TensorInput& input);
+  // Memory to compute a result in: the request's own place where that will do, otherwise `hold`.
+  absl::StatusOr<void*> Place(const TensorOutput& output, int64_t rows, int64_t cols, DType dtype,
+                              DeviceBuffer& hold);
+  // Moves a result to where it is to go, which may be where it is.
   absl::Status StageOut(const void* device_data, DType dtype, std::vector<int64_t> shape,
                         TensorOutput& output);
   // What is queued from now on belongs to this duration of the step's statistics.
   absl::Status Enter(Step& step, Stage stage) { return step.stages.Enter(*state_.device, stage); }
   absl::StatusOr<DeviceBuffer> Allocate(int64_t rows, int64_t cols, DType dtype);
   absl::StatusOr<DeviceBuffer> Zeros(int64_t rows, int64_t cols, DType dtype);
+  // What the device's kernels need of the addresses they read and write.
+  bool Aligned(const void* address, DType dtype) const;
 
   DeviceState& state_;
   GroupSession& session_;

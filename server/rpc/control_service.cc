@@ -40,6 +40,7 @@ grpc::ServerUnaryReactor* ControlService::GetServerInfo(grpc::CallbackServerCont
   limits->set_max_top_k(kMaxTopK);
   limits->set_queue_capacity(identity_.queue_capacity);
   limits->set_bytes_in_flight(identity_.bytes_in_flight);
+  limits->set_tensor_memory_bytes(identity_.tensor_memory_bytes);
   const engine::GroupInfo group = engine_.DescribeGroup();
   response->set_group_id(group.group_id);
   response->set_epoch(group.epoch);

@@ -20,6 +20,7 @@ struct ServerIdentity {
   int64_t max_receive_message_bytes = 0;
   int64_t queue_capacity = 0;
   int64_t bytes_in_flight = 0;
+  int64_t tensor_memory_bytes = 0;
   std::string default_backend;  // of groups that name none; "": the device's
 };
 

@@ -77,6 +77,12 @@ void DecodeRouting(const v1::ForwardRequest& request, engine::ForwardOp* op,
   }
 }
 
+// Where a result goes, when the request says so.
+void DecodePlace(bool has, const v1::BufferRef& buffer, const std::string& path,
+                 TensorOutput* output, Violations* violations) {
+  if (has) output->buffer = FromProto(buffer, path, violations);
+}
+
 // Leaves the field unset when there is no tensor.
 template <typename Mutable>
 void EncodeTensor(const TensorOutput& tensor, const Mutable& field) {
@@ -120,9 +126,8 @@ absl::Status Decode(const v1::ForwardRequest& request, engine::ForwardOp* op) {
                          &violations);
   DecodeRouting(request, op, &violations);
   op->keep_for_backward = request.keep_for_backward();
-  if (request.has_output_buffer()) {
-    RejectBuffer(request.output_buffer(), "output_buffer", &violations);
-  }
+  DecodePlace(request.has_output_buffer(), request.output_buffer(), "output_buffer", &op->output,
+              &violations);
   return violations.ToStatus("invalid request");
 }
 
@@ -138,6 +143,12 @@ absl::Status Decode(const v1::BackwardRequest& request, engine::BackwardOp* op) 
     violations.Add(Reason::kConfigInvalid, "aux_loss_gradient",
                    StrCat("got ", op->aux_loss_gradient, ", need a finite number"));
   }
+  DecodePlace(request.has_tokens_gradient_buffer(), request.tokens_gradient_buffer(),
+              "tokens_gradient_buffer", &op->tokens_gradient, &violations);
+  DecodePlace(request.has_topk_weights_gradient_buffer(), request.topk_weights_gradient_buffer(),
+              "topk_weights_gradient_buffer", &op->topk_weights_gradient, &violations);
+  DecodePlace(request.has_router_logits_gradient_buffer(), request.router_logits_gradient_buffer(),
+              "router_logits_gradient_buffer", &op->router_logits_gradient, &violations);
   return violations.ToStatus("invalid request");
 }
 
@@ -159,6 +170,10 @@ absl::Status Decode(const v1::DispatchRequest& request, engine::DispatchOp* op) 
   op->topk_weights = FromProto(Optional(request.has_topk_weights(), request.topk_weights()),
                                WeightsRule("topk_weights"), &violations);
   CheckSameDimension(op->topk_weights, 0, op->tokens, 0, &violations);
+  DecodePlace(request.has_recv_tokens_buffer(), request.recv_tokens_buffer(), "recv_tokens_buffer",
+              &op->recv_tokens, &violations);
+  DecodePlace(request.has_recv_weights_buffer(), request.recv_weights_buffer(),
+              "recv_weights_buffer", &op->recv_weights, &violations);
   return violations.ToStatus("invalid request");
 }
 
@@ -171,6 +186,8 @@ absl::Status Decode(const v1::CombineRequest& request, engine::CombineOp* op) {
   op->slot_weights = OptionalSlotWeights(request.has_slot_weights(), request.slot_weights(),
                                          "slot_weights", &violations);
   CheckSameDimension(op->slot_weights, 0, op->expert_output, 0, &violations);
+  DecodePlace(request.has_output_buffer(), request.output_buffer(), "output_buffer", &op->output,
+              &violations);
   return violations.ToStatus("invalid request");
 }
 
@@ -185,6 +202,10 @@ absl::Status Decode(const v1::DispatchBackwardRequest& request, engine::Dispatch
       OptionalSlotWeights(request.has_recv_weights_gradient(), request.recv_weights_gradient(),
                           "recv_weights_gradient", &violations);
   CheckSameDimension(op->recv_weights_gradient, 0, op->recv_tokens_gradient, 0, &violations);
+  DecodePlace(request.has_tokens_gradient_buffer(), request.tokens_gradient_buffer(),
+              "tokens_gradient_buffer", &op->tokens_gradient, &violations);
+  DecodePlace(request.has_topk_weights_gradient_buffer(), request.topk_weights_gradient_buffer(),
+              "topk_weights_gradient_buffer", &op->topk_weights_gradient, &violations);
   return violations.ToStatus("invalid request");
 }
 
@@ -197,6 +218,8 @@ absl::Status Decode(const v1::CombineBackwardRequest& request, engine::CombineBa
                 TokensRule("output_gradient"), &violations);
   op->slot_weights = OptionalSlotWeights(request.has_slot_weights(), request.slot_weights(),
                                          "slot_weights", &violations);
+  DecodePlace(request.has_expert_output_gradient_buffer(), request.expert_output_gradient_buffer(),
+              "expert_output_gradient_buffer", &op->expert_output_gradient, &violations);
   return violations.ToStatus("invalid request");
 }
 

@@ -14,11 +14,9 @@
 #include "expertd/v1/types.pb.h"
 #include "server/engine/engine.h"
 #include "server/engine/operations.h"
+#include "server/rpc/convert_tensor.h"
 
 namespace expertd::rpc {
-
-// Longest id a caller may choose, in bytes.
-inline constexpr size_t kMaxIdBytes = 256;
 
 // Reports an empty or too long id as CONFIG_INVALID at `path`.
 void CheckId(const std::string& id, const std::string& path, Violations* violations);

@@ -5,14 +5,12 @@
 #include <cstdint>
 #include <optional>
 
-#include "absl/strings/escaping.h"
 #include "base/strings.h"
+#include "server/engine/tensor_store.h"
 #include "server/rpc/convert_config.h"
 
 namespace expertd::rpc {
 namespace {
-
-constexpr size_t kShownIdBytes = 64;
 
 std::string DtypeNames(const std::vector<DType>& dtypes) {
   std::string names;
@@ -36,12 +34,15 @@ DType CheckDtype(const v1::Tensor& tensor, const TensorRule& rule, Violations* v
 // The number of elements, or nothing when the shape was reported.
 std::optional<int64_t> CheckShape(const v1::Tensor& tensor, const TensorRule& rule,
                                   Violations* violations) {
-  if (tensor.shape_size() != rule.dimensions) {
-    violations->Add(Reason::kShapeMismatch, StrCat(rule.path, ".shape"),
-                    StrCat("got ", tensor.shape_size(), " dimensions, need ", rule.dimensions));
+  bool valid = rule.dimensions < 0 ? tensor.shape_size() <= kMaxDimensions
+                                   : tensor.shape_size() == rule.dimensions;
+  if (!valid) {
+    violations->Add(
+        Reason::kShapeMismatch, StrCat(rule.path, ".shape"),
+        StrCat("got ", tensor.shape_size(), " dimensions, need ",
+               rule.dimensions < 0 ? StrCat("at most ", kMaxDimensions) : StrCat(rule.dimensions)));
     if (tensor.shape_size() > kMaxDimensions) return std::nullopt;
   }
-  bool valid = tensor.shape_size() == rule.dimensions;
   bool empty = false;
   for (int i = 0; i < tensor.shape_size(); ++i) {
     empty |= tensor.shape(i) == 0;
@@ -63,14 +64,20 @@ std::optional<int64_t> CheckShape(const v1::Tensor& tensor, const TensorRule& ru
   return elements;
 }
 
-void CheckPayload(const v1::Tensor& tensor, const TensorRule& rule, int64_t elements, DType dtype,
-                  Violations* violations) {
-  int64_t need = 0;
-  if (__builtin_mul_overflow(elements, static_cast<int64_t>(DTypeSize(dtype)), &need)) {
-    violations->Add(Reason::kShapeMismatch, StrCat(rule.path, ".shape"),
-                    "got more bytes than 64 bits count");
-    return;
+// The bytes of so many elements, or nothing when they were reported.
+std::optional<int64_t> CheckBytes(const TensorRule& rule, int64_t elements, DType dtype,
+                                  Violations* violations) {
+  int64_t bytes = 0;
+  if (!__builtin_mul_overflow(elements, static_cast<int64_t>(DTypeSize(dtype)), &bytes)) {
+    return bytes;
   }
+  violations->Add(Reason::kShapeMismatch, StrCat(rule.path, ".shape"),
+                  "got more bytes than 64 bits count");
+  return std::nullopt;
+}
+
+void CheckPayload(const v1::Tensor& tensor, const TensorRule& rule, int64_t elements, DType dtype,
+                  int64_t need, Violations* violations) {
   const int64_t got = static_cast<int64_t>(tensor.data().size());
   if (got == need) return;
   violations->Add(Reason::kPayloadSizeMismatch, StrCat(rule.path, ".data"),
@@ -87,31 +94,52 @@ engine::TensorInput FromProto(const v1::Tensor* tensor, const TensorRule& rule,
     return {};
   }
   const size_t before = violations->size();
-  const DType dtype = CheckDtype(*tensor, rule, violations);
+  engine::TensorInput out;
+  out.dtype = CheckDtype(*tensor, rule, violations);
   const std::optional<int64_t> elements = CheckShape(*tensor, rule, violations);
+  std::optional<int64_t> bytes;
+  if (elements && out.dtype != DType::kInvalid) {
+    bytes = CheckBytes(rule, *elements, out.dtype, violations);
+  }
   if (tensor->has_buffer()) {
-    RejectBuffer(tensor->buffer(), StrCat(rule.path, ".buffer"), violations);
-  } else if (elements && dtype != DType::kInvalid) {
-    CheckPayload(*tensor, rule, *elements, dtype, violations);
+    out.buffer = FromProto(tensor->buffer(), StrCat(rule.path, ".buffer"), violations);
+  } else {
+    if (bytes) CheckPayload(*tensor, rule, *elements, out.dtype, *bytes, violations);
+    out.data = tensor->data().data();
   }
   if (violations->size() != before) return {};
-  engine::TensorInput out;
-  out.dtype = dtype;
   out.shape.assign(tensor->shape().begin(), tensor->shape().end());
-  out.data = tensor->data().data();
-  out.bytes = static_cast<int64_t>(tensor->data().size());
+  out.bytes = *bytes;
   out.path = rule.path;
   return out;
 }
 
-void RejectBuffer(const v1::BufferRef& buffer, const std::string& path, Violations* violations) {
+engine::BufferPlace FromProto(const v1::BufferRef& buffer, const std::string& path,
+                              Violations* violations) {
   const std::string& id = buffer.buffer_id();
-  violations->Add(
-      Reason::kBufferUnknown, path,
-      StrCat("got buffer \"", absl::CEscape(id.substr(0, kShownIdBytes)),
-             id.size() > kShownIdBytes ? "..." : "",
-             "\", which is not registered; this daemon cannot register buffers yet: send the "
-             "payload inline"));
+  if (id.empty() || id.size() > kMaxIdBytes) {
+    violations->Add(
+        Reason::kBufferUnknown, StrCat(path, ".buffer_id"),
+        StrCat("got ", engine::ShownId(id), " of ", id.size(), " bytes, need 1 to ", kMaxIdBytes));
+    return {};
+  }
+  engine::BufferPlace place;
+  place.path = path;
+  place.buffer_id = id;
+  place.offset_bytes = buffer.offset_bytes();
+  return place;
+}
+
+int64_t CheckSpec(const v1::Tensor& tensor, const TensorRule& rule, Violations* violations) {
+  const size_t before = violations->size();
+  const DType dtype = CheckDtype(tensor, rule, violations);
+  const std::optional<int64_t> elements = CheckShape(tensor, rule, violations);
+  std::optional<int64_t> bytes;
+  if (elements && dtype != DType::kInvalid) bytes = CheckBytes(rule, *elements, dtype, violations);
+  if (tensor.payload_case() != v1::Tensor::PAYLOAD_NOT_SET) {
+    violations->Add(Reason::kPayloadSizeMismatch, rule.path, "got a payload, need none here");
+  }
+  return violations->size() == before ? *bytes : -1;
 }
 
 void CheckSameDimension(const engine::TensorInput& a, int a_dim, const engine::TensorInput& b,
@@ -125,7 +153,12 @@ void CheckSameDimension(const engine::TensorInput& a, int a_dim, const engine::T
 void ToProto(const engine::TensorOutput& tensor, v1::Tensor* out) {
   out->set_dtype(ToProto(tensor.dtype));
   out->mutable_shape()->Add(tensor.shape.begin(), tensor.shape.end());
-  out->set_data(tensor.data);
+  if (tensor.buffer.present()) {
+    out->mutable_buffer()->set_buffer_id(tensor.buffer.buffer_id);
+    out->mutable_buffer()->set_offset_bytes(tensor.buffer.offset_bytes);
+  } else {
+    out->set_data(tensor.data);
+  }
 }
 
 }  // namespace expertd::rpc

@@ -1,4 +1,4 @@
-// Runs a short job on one of gRPC's own threads, now or a little later.
+// Runs a short job at once on a thread that is neither the caller's nor the device's.
 #ifndef SERVER_RPC_RUN_SOON_H_
 #define SERVER_RPC_RUN_SOON_H_
 
@@ -7,7 +7,7 @@
 namespace expertd::rpc {
 
 // Takes work that is too long for the engine's threads (copying and serializing tensors) off them.
-// The job must not block.
+// The job must not block. Jobs run in the order they came, several at a time.
 void RunSoon(std::function<void()> job);
 
 }  // namespace expertd::rpc

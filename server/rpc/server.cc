@@ -98,6 +98,7 @@ Server::Server(const ServerOptions& options, engine::Engine& engine)
                }),
       layers_(engine, calls_),
       steps_(engine, calls_),
+      tensors_(engine, calls_, options.identity.tensor_memory_bytes),
       peers_(engine) {}
 
 absl::Status Server::Start(const ServerOptions& options) {

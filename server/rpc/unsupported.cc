@@ -8,8 +8,9 @@ namespace {
 
 constexpr char kNoStore[] = "this daemon has no checkpoint store yet";
 constexpr char kNoStream[] = "steps are unary calls only; a caller pipelines by sending early";
-constexpr char kNoBuffers[] =
-    "this daemon cannot keep or register buffers yet; send tensors inline";
+constexpr char kNoRegistration[] =
+    "this daemon cannot map memory of its callers yet; store tensors with PutTensor or send them "
+    "inline";
 constexpr char kNoDataParallel[] = "a group has one copy of every expert; dp_size must be 1";
 
 }  // namespace
@@ -19,13 +20,9 @@ const std::vector<Support>& UnsupportedMethods() {
       {"LayerService.LoadWeights", false, kNoStore},
       {"LayerService.SaveWeights", false, kNoStore},
       {"StepService.StreamSteps", false, kNoStream},
-      {"TensorService.PutTensor", false, kNoBuffers},
-      {"TensorService.GetTensor", false, kNoBuffers},
-      {"TensorService.DeleteTensor", false, kNoBuffers},
-      {"TensorService.ListTensors", false, kNoBuffers},
-      {"TensorService.RegisterSharedMemory", false, kNoBuffers},
-      {"TensorService.RegisterCudaMemory", false, kNoBuffers},
-      {"TensorService.UnregisterMemory", false, kNoBuffers},
+      {"TensorService.RegisterSharedMemory", false, kNoRegistration},
+      {"TensorService.RegisterCudaMemory", false, kNoRegistration},
+      {"TensorService.UnregisterMemory", false, kNoRegistration},
       {"dp_size > 1", false, kNoDataParallel},
   };
   return *methods;

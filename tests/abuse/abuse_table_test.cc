@@ -533,6 +533,16 @@ TEST_F(AbuseTest, QueriesOfSteps) {
   });
 }
 
+TEST_F(AbuseTest, QueriesOfTensors) {
+  SpoilQuery<v1::DeleteTensorRequest>([this] {
+    const auto stored = service_->rank(1).PutTensor("x", Ids(), absl::Now() + testing::kWait);
+    EXPECT_TRUE(stored.ok()) << stored.status();
+    v1::DeleteTensorRequest request;
+    request.set_buffer_id("x");
+    return request;
+  });
+}
+
 TEST_F(AbuseTest, ControlOfTheGroup) {
   const auto restore = [this] { FormAgain(); };
   const uint64_t future = 1000000;

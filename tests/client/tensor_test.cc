@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "client/cpp/rank_client.h"
 
 namespace expertd::client {
 namespace {
@@ -87,6 +88,26 @@ TEST(DTypeTest, NamesGoBothWays) {
   EXPECT_EQ(*ParseDType("DTYPE_F32"), v1::DTYPE_F32);
   EXPECT_EQ(ReasonOf(ParseDType("f64").status()), Reason::kDtypeUnsupported);
   EXPECT_FALSE(ParseDType("unspecified").ok());
+}
+
+TEST(TensorTest, BufferTensorNamesThePlaceAndCarriesNoBytes) {
+  const v1::Tensor tensor = BufferTensor(v1::DTYPE_BF16, {3, 4}, "x", 8);
+  EXPECT_EQ(tensor.dtype(), v1::DTYPE_BF16);
+  EXPECT_EQ(PayloadBytes(tensor), 24);
+  EXPECT_TRUE(tensor.has_buffer());
+  EXPECT_EQ(tensor.buffer().buffer_id(), "x");
+  EXPECT_EQ(tensor.buffer().offset_bytes(), 8u);
+  v1::BufferRef place;
+  SetBuffer("y", &place);
+  EXPECT_EQ(place.buffer_id(), "y");
+}
+
+TEST(TensorTest, PutTensorRefusesAPayloadOfAnotherSizeBeforeItCalls) {
+  RankClient client({.rank = 0, .address = "127.0.0.1:1"});
+  v1::Tensor tensor = Int32Tensor({2}, {1, 2});
+  tensor.set_shape(0, 3);
+  const auto stored = client.PutTensor("x", tensor, absl::InfiniteFuture());
+  EXPECT_TRUE(HasReason(stored.status(), Reason::kPayloadSizeMismatch)) << stored.status();
 }
 
 }  // namespace

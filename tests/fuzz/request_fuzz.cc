@@ -10,6 +10,7 @@
 #include "server/rpc/convert_layer.h"
 #include "server/rpc/convert_sharding.h"
 #include "server/rpc/convert_step.h"
+#include "server/rpc/put_parser.h"
 #include "tests/fuzz/fuzz_input.h"
 
 namespace {
@@ -28,6 +29,10 @@ void CheckTensor(const engine::TensorInput& tensor) {
     FUZZ_CHECK(!__builtin_mul_overflow(bytes, size, &bytes));
   }
   FUZZ_CHECK(bytes == tensor.bytes);
+  if (tensor.buffer.present()) {
+    FUZZ_CHECK(tensor.data == nullptr && tensor.buffer.tensor == nullptr);
+    return;
+  }
   // The whole payload can be read.
   unsigned sum = 0;
   for (int64_t i = 0; i < tensor.bytes; ++i) sum += static_cast<const uint8_t*>(tensor.data)[i];
@@ -92,6 +97,29 @@ void Group(Input& input) {
   if (Parse(input, &check)) (void)rpc::FromProto(check);
 }
 
+// A PutTensor stream of up to 8 messages of the same bytes, each cut shorter than the one before.
+void Put(Input& input) {
+  rpc::PutParser parser;
+  int64_t received = 0;
+  for (int i = 0; i < 8; ++i) {
+    v1::PutTensorRequest message;
+    const auto rest = input.Rest();
+    if (!message.ParseFromArray(rest.data(), static_cast<int>(rest.size()) / (i + 1))) return;
+    if (i > 0) {
+      message.clear_buffer_id();
+      message.clear_tensor();
+    }
+    const auto piece = parser.Accept(message);
+    if (!piece.ok()) return;
+    FUZZ_CHECK(parser.begun() && parser.info().bytes >= 0);
+    FUZZ_CHECK(piece->offset == received);
+    received += static_cast<int64_t>(piece->bytes.size());
+    FUZZ_CHECK(received <= parser.info().bytes);
+  }
+  FUZZ_CHECK(!parser.End().ok() || received == parser.info().bytes ||
+             parser.fill() == engine::TensorStore::Fill::kZeros);
+}
+
 // A layer's config, all the way through validation beside a large group.
 void Layer(Input& input) {
   v1::CreateLayerRequest request;
@@ -140,6 +168,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       return Decode<v1::ApplyGradientsRequest>(input, engine::ApplyGradientsOp()), 0;
     case 11:
       return Layer(input), 0;
+    case 15:
+      return Put(input), 0;
     default:
       return Group(input), 0;
   }

@@ -84,13 +84,52 @@ TEST(ConvertStepTest, ForwardReportsAllProblemsAtOnce) {
   request.mutable_tokens()->mutable_data()->pop_back();
   request.mutable_topk()->mutable_topk_ids()->set_shape(1, -4);
   request.mutable_topk()->mutable_topk_weights()->set_dtype(v1::DTYPE_F16);
-  request.mutable_output_buffer()->set_buffer_id("b");
+  request.mutable_output_buffer()->set_offset_bytes(4);
   engine::ForwardOp op;
   const absl::Status status = Decode(request, &op);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Paths(status),
             (Strings{"layer_id", "tokens.data", "topk.topk_ids.shape[1]", "topk.topk_weights.dtype",
-                     "topk.topk_weights.data", "output_buffer"}));
+                     "topk.topk_weights.data", "output_buffer.buffer_id"}));
+}
+
+v1::BufferRef Buffer(const std::string& id) {
+  v1::BufferRef buffer;
+  buffer.set_buffer_id(id);
+  buffer.set_offset_bytes(12);
+  return buffer;
+}
+
+TEST(ConvertStepTest, ResultPlacesAreTakenWithTheirPaths) {
+  v1::ForwardRequest forward = GoodForward();
+  *forward.mutable_output_buffer() = Buffer("y");
+  engine::ForwardOp op;
+  ASSERT_TRUE(Decode(forward, &op).ok());
+  EXPECT_EQ(op.output.buffer.buffer_id, "y");
+  EXPECT_EQ(op.output.buffer.offset_bytes, 12u);
+  EXPECT_EQ(op.output.buffer.path, "output_buffer");
+  EXPECT_FALSE(op.output.present());
+
+  v1::BackwardRequest backward;
+  *backward.mutable_tokens_gradient_buffer() = Buffer("gx");
+  *backward.mutable_topk_weights_gradient_buffer() = Buffer("gw");
+  *backward.mutable_router_logits_gradient_buffer() = Buffer("gl");
+  engine::BackwardOp backward_op;
+  EXPECT_EQ(Paths(Decode(backward, &backward_op)), (Strings{"ticket", "output_gradient"}));
+  EXPECT_EQ(backward_op.tokens_gradient.buffer.buffer_id, "gx");
+  EXPECT_EQ(backward_op.topk_weights_gradient.buffer.buffer_id, "gw");
+  EXPECT_EQ(backward_op.router_logits_gradient.buffer.buffer_id, "gl");
+}
+
+TEST(ConvertStepTest, ResultInABufferIsAnsweredByItsName) {
+  engine::CombineOp op;
+  op.output = {.dtype = DType::kBF16, .shape = {2, 4}, .data = "", .buffer = {"p", "y", 8}};
+  v1::CombineResponse response;
+  Encode(op, &response);
+  EXPECT_EQ(response.output().dtype(), v1::DTYPE_BF16);
+  EXPECT_EQ(response.output().shape(1), 4);
+  EXPECT_EQ(response.output().buffer().buffer_id(), "y");
+  EXPECT_EQ(response.output().buffer().offset_bytes(), 8u);
 }
 
 TEST(ConvertStepTest, ForwardComparesTokensIdsAndWeights) {

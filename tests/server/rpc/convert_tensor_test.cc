@@ -115,15 +115,55 @@ TEST(ConvertTensorTest, AllProblemsOfOneTensorAreReported) {
   EXPECT_EQ(found[2].path, "tokens.shape[1]");
 }
 
-TEST(ConvertTensorTest, BuffersAreUnknownById) {
+TEST(ConvertTensorTest, BufferIsAPlaceOfTheShapesBytes) {
+  v1::Tensor tensor = Tensor(v1::DTYPE_BF16, {3, 5}, 0);
+  tensor.mutable_buffer()->set_buffer_id("b");
+  tensor.mutable_buffer()->set_offset_bytes(std::numeric_limits<uint64_t>::max());
+  Violations violations;
+  const engine::TensorInput input = FromProto(&tensor, kRule, &violations);
+  ASSERT_TRUE(violations.empty());
+  EXPECT_EQ(input.bytes, 30);
+  EXPECT_EQ(input.data, nullptr);
+  EXPECT_EQ(input.buffer.buffer_id, "b");
+  EXPECT_EQ(input.buffer.offset_bytes, std::numeric_limits<uint64_t>::max());
+  EXPECT_EQ(input.buffer.path, "tokens.buffer");
+  EXPECT_EQ(input.buffer.tensor, nullptr);
+}
+
+TEST(ConvertTensorTest, BufferWithoutOrWithTooLongIdIsReported) {
   v1::Tensor tensor = Tensor(v1::DTYPE_F32, {3, 5}, 0);
+  tensor.mutable_buffer();
+  ASSERT_EQ(ViolationsOf(tensor).size(), 1u);
+  EXPECT_EQ(ViolationsOf(tensor)[0].path, "tokens.buffer.buffer_id");
   tensor.mutable_buffer()->set_buffer_id("shm\n" + std::string(1000, 'x'));
   const Found found = ViolationsOf(tensor);
   ASSERT_EQ(found.size(), 1u);
-  EXPECT_EQ(found[0].path, "tokens.buffer");
   EXPECT_NE(found[0].description.find("shm\\n"), std::string::npos);
   EXPECT_LT(found[0].description.size(), 250u);
   EXPECT_EQ(ReasonOf(tensor), Reason::kBufferUnknown);
+}
+
+TEST(ConvertTensorTest, OverflowingShapeInABufferIsRefused) {
+  v1::Tensor tensor = Tensor(v1::DTYPE_F32, {int64_t{1} << 31, int64_t{1} << 31}, 0);
+  tensor.mutable_buffer()->set_buffer_id("b");
+  EXPECT_EQ(ViolationsOf(tensor), (Found{{"tokens.shape", "got more bytes than 64 bits count"}}));
+}
+
+TEST(ConvertTensorTest, SpecTakesAnyDimensionsAndNoPayload) {
+  const TensorRule rule{"tensor", -1, {DType::kF32}};
+  Violations violations;
+  v1::Tensor spec = Tensor(v1::DTYPE_F32, {2, 3, 4}, 0);
+  spec.clear_data();
+  EXPECT_EQ(CheckSpec(spec, rule, &violations), 96);
+  spec.clear_shape();
+  EXPECT_EQ(CheckSpec(spec, rule, &violations), 4);  // one element
+  EXPECT_TRUE(violations.empty());
+  spec = Tensor(v1::DTYPE_F32, std::vector<int64_t>(9, 1), 4);
+  EXPECT_EQ(CheckSpec(spec, rule, &violations), -1);
+  const Found found = DetailOf(violations.ToStatus("x")).violations;
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0], (FieldViolation{"tensor.shape", "got 9 dimensions, need at most 8"}));
+  EXPECT_EQ(found[1].path, "tensor");
 }
 
 TEST(ConvertTensorTest, DimensionsOfTwoTensorsAreCompared) {

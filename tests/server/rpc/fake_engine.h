@@ -33,6 +33,24 @@ class FakeEngine final : public engine::Engine {
     return absl::StatusOr<engine::ParameterShard>(absl::NotFoundError("none"));
   };
 
+  // Of resident tensors; the defaults know none and store nothing.
+  std::function<absl::StatusOr<uint64_t>(const engine::TensorInfo&)> on_begin_tensor =
+      [](const engine::TensorInfo&) { return absl::StatusOr<uint64_t>(1); };
+  std::function<void(std::string, std::function<void(absl::Status)>)> on_write_tensor =
+      [](const std::string&, const auto& done) { done(absl::OkStatus()); };
+  std::function<absl::StatusOr<engine::TensorInfo>()> on_finish_tensor = [] {
+    return engine::TensorInfo{};
+  };
+  std::function<void(uint64_t)> on_cancel_tensor = [](uint64_t) {};
+  std::function<absl::StatusOr<engine::TensorState>(const std::string&)> on_find_tensor =
+      [](const std::string& id) -> absl::StatusOr<engine::TensorState> {
+    return Error(Reason::kBufferUnknown).Text("no tensor ", id);
+  };
+  std::function<absl::StatusOr<std::string>(const engine::TensorRead&)> on_read_tensor =
+      [](const engine::TensorRead& read) {
+        return std::string(static_cast<size_t>(read.size), 't');
+      };
+
   // Changes the group and answers its watchers.
   void SetState(engine::GroupState state) {
     std::vector<std::function<void(engine::GroupInfo)>> watchers;
@@ -141,6 +159,28 @@ class FakeEngine final : public engine::Engine {
                     std::function<void(absl::StatusOr<engine::ParameterShard>)> done) override {
     done(on_parameter());
   }
+  absl::StatusOr<uint64_t> BeginTensor(engine::TensorInfo info,
+                                       engine::TensorStore::Fill) override {
+    return on_begin_tensor(info);
+  }
+  void WriteTensor(uint64_t, int64_t, std::string piece,
+                   std::function<void(absl::Status)> done) override {
+    on_write_tensor(std::move(piece), std::move(done));
+  }
+  void FinishTensor(uint64_t,
+                    std::function<void(absl::StatusOr<engine::TensorInfo>)> done) override {
+    done(on_finish_tensor());
+  }
+  void CancelTensor(uint64_t store) override { on_cancel_tensor(store); }
+  absl::StatusOr<engine::TensorState> FindTensor(const std::string& id) const override {
+    return on_find_tensor(id);
+  }
+  void ReadTensor(engine::TensorRead read,
+                  std::function<void(absl::StatusOr<std::string>)> done) override {
+    done(on_read_tensor(read));
+  }
+  absl::Status DeleteTensor(const std::string& id) override { return on_find_tensor(id).status(); }
+  std::vector<engine::TensorInfo> ListTensors() const override { return {}; }
   absl::Status OnPeerRecord(const engine::PeerRecord& record) override { return on_record(record); }
   absl::Status OnPeerClose(const engine::PeerRecord& record) override { return on_record(record); }
   engine::EngineCounters Counters() const override { return {}; }

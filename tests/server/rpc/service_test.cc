@@ -83,7 +83,7 @@ TEST_F(ServiceTest, GetServerInfoJoinsEngineAndProcessFacts) {
     EXPECT_FALSE(method.reason().empty());
     names.push_back(method.name());
   }
-  EXPECT_EQ(names.size(), 11u);
+  EXPECT_EQ(names.size(), 7u);
   EXPECT_NE(std::find(names.begin(), names.end(), "LayerService.SaveWeights"), names.end());
   EXPECT_NE(std::find(names.begin(), names.end(), "dp_size > 1"), names.end());
 }
@@ -94,13 +94,15 @@ TEST_F(ServiceTest, UnsupportedMethodsSayWhy) {
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
   EXPECT_EQ(ReasonOf(status), Reason::kNotImplemented);
   EXPECT_FALSE(status.message().empty());
-  v1::ListTensorsResponse tensors;
-  status = Call(&v1::TensorService::Stub::ListTensors, {}, &tensors);
+  v1::RegisterSharedMemoryResponse shared;
+  status = Call(&v1::TensorService::Stub::RegisterSharedMemory, {}, &shared);
   EXPECT_EQ(ReasonOf(status), Reason::kNotImplemented);
-  grpc::ClientContext put_context;
-  v1::PutTensorResponse put_response;
-  auto put = v1::TensorService::Stub(channel_).PutTensor(&put_context, &put_response);
-  EXPECT_EQ(ReasonOf(FromGrpc(put->Finish())), Reason::kNotImplemented);
+  v1::RegisterCudaMemoryResponse cuda;
+  status = Call(&v1::TensorService::Stub::RegisterCudaMemory, {}, &cuda);
+  EXPECT_EQ(ReasonOf(status), Reason::kNotImplemented);
+  v1::UnregisterMemoryResponse unregistered;
+  status = Call(&v1::TensorService::Stub::UnregisterMemory, {}, &unregistered);
+  EXPECT_EQ(ReasonOf(status), Reason::kNotImplemented);
   grpc::ClientContext stream_context;
   auto stream = v1::StepService::Stub(channel_).StreamSteps(&stream_context);
   EXPECT_EQ(ReasonOf(FromGrpc(stream->Finish())), Reason::kNotImplemented);
