@@ -8,7 +8,7 @@
 namespace expertd {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Gpu, ExpertMlpTest, testing::Values("cublaslt"),
+INSTANTIATE_TEST_SUITE_P(Gpu, ExpertMlpTest, testing::Values("cublaslt", "sm90"),
                          [](const auto& info) { return info.param; });
 
 TEST(RowWaves, CoverEveryDataRowOnceWithinTheirLimits) {
