@@ -47,8 +47,8 @@ class Sm90Mlp final : public ExpertMlp {
     return options_.plan.tile_rows > 0 ? options_.plan : chosen;
   }
   // Runs a product for every table of experts.
-  absl::Status Run(sm90::Product product, sm90::GemmParams params, const sm90::Plan& plan,
-                   const ExpertSegments& segments);
+  absl::Status Run(sm90::Product product, const sm90::GemmParams& product_params,
+                   const sm90::Plan& plan, const ExpertSegments& segments);
   absl::Status ZeroPads(const ExpertSegments& segments, int tile_rows, void* wide_inner,
                         void* hidden);
   absl::Status RowDots(const MlpDgradArgs& args);

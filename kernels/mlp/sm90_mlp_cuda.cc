@@ -29,8 +29,9 @@ absl::StatusOr<std::unique_ptr<Sm90Mlp>> Sm90Mlp::Create(const MlpConfig& config
   return made;
 }
 
-absl::Status Sm90Mlp::Run(Product product, GemmParams params, const Plan& plan,
+absl::Status Sm90Mlp::Run(Product product, const GemmParams& product_params, const Plan& plan,
                           const ExpertSegments& segments) {
+  GemmParams params = product_params;
   params.grid.tile_rows = plan.tile_rows;
   params.grid.cluster = plan.cluster;
   params.stagger = plan.stagger;
