@@ -76,7 +76,8 @@ __device__ __forceinline__ void FinishGradInner(float (&sum)[C::sums], const Gem
   if (self.lane == 0) WaitGroupsRead<0>();
   __syncwarp();
   Release(layout, last, self.lane);
-  if (p.partials == nullptr) return;
+  // A pair's second tile may lie past the last column tile.
+  if (p.partials == nullptr || work.tile.column >= p.grid.columns) return;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     dot[i] += __shfl_xor_sync(0xffffffffu, dot[i], 1);

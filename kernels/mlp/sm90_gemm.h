@@ -32,11 +32,13 @@ struct GemmParams {
   CUtensorMap left;
   CUtensorMap right;
   CUtensorMap out;    // u, z, grad_h, grad_x or dW: boxes of one warp
-  CUtensorMap extra;  // kInner: h, as `out`; kGradInner: h, boxes of 64 rows
+  CUtensorMap extra;  // kInner: h, as `out`; kGradInner: h, boxes of 64 rows;
+                      // kGradWeights: dW, boxes of 128 rows
   ExpertTable table;
   TileGrid grid;
   int sums = 0;     // length of the sums; of kGradWeights the rows of the expert
   int columns = 0;  // of the output; of [gate] and of [up] alone for kInner and kGradInner
+  int fetch = 1;    // temporary
   int stagger = 0;  // stages that the second consumer starts after the first
   Activation activation = Activation::kSilu;
   void* rows = nullptr;            // u, z, grad_h or grad_x

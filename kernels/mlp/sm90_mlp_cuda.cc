@@ -34,7 +34,9 @@ absl::Status Sm90Mlp::Run(Product product, const GemmParams& product_params, con
   GemmParams params = product_params;
   params.grid.tile_rows = plan.tile_rows;
   params.grid.cluster = plan.cluster;
+  params.grid.group = plan.group;
   params.stagger = plan.stagger;
+  params.fetch = plan.fetch;
   params.activation = config_.activation;
   for (const sm90::ExpertTable& table : sm90::MakeTables(segments)) {
     params.table = table;

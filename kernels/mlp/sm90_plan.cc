@@ -44,7 +44,7 @@ bool CanServe(const ExpertSegments& segments, std::initializer_list<const void*>
 
 std::string ToString(const Plan& plan) {
   return StrCat("rows=", plan.tile_rows, " columns=", kTileColumns, " cluster=", plan.cluster,
-                " stagger=", plan.stagger);
+                " stagger=", plan.stagger, " group=", plan.group);
 }
 
 Plan PlanForward(const ExpertSegments& segments) {

@@ -28,6 +28,8 @@ struct Plan {
   int tile_rows = kWideRows;
   int cluster = 2;
   int stagger = 2;
+  int group = 8;
+  int fetch = 1;
 };
 std::string ToString(const Plan& plan);
 Plan PlanForward(const ExpertSegments& segments);

@@ -69,6 +69,16 @@ __device__ __forceinline__ void LoadExtra(const GemmParams& p, const Layout<C>& 
   }
 }
 
+// The gradient that a tile's sums are added to comes into the L2 cache while they are made, so that
+// adding does not wait for memory.
+template <typename C>
+__device__ __forceinline__ void FetchGradient(const GemmParams& p, const Work& work) {
+  for (int column = 0; column < kTileColumns; column += 32) {
+    FetchBox(&p.extra, {work.tile.column * kTileColumns + column, work.tile.row * C::rows,
+                        work.expert});
+  }
+}
+
 template <typename C>
 __device__ __forceinline__ void Produce(const GemmParams& p, const Layout<C>& layout, int rank) {
   TileWalk walk(p.grid, rank);
@@ -76,6 +86,7 @@ __device__ __forceinline__ void Produce(const GemmParams& p, const Layout<C>& la
   Work work;
   const int clusters = gridDim.x / C::cluster;
   for (int unit = blockIdx.x / C::cluster; NextWork<C>(p, walk, unit, work); unit += clusters) {
+    if (C::weights && p.fetch > 0) FetchGradient<C>(p, work);
     for (int step = 0; step < work.steps + C::extra_stages; ++step) {
       Wait(layout.Empty(ring.stage), ring.phase ^ 1);
       if (C::extra_stages == 0 || step < work.steps) {

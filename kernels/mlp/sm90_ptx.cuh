@@ -28,13 +28,14 @@ __device__ __forceinline__ void ArriveExpecting(uint32_t barrier, uint32_t bytes
 __device__ __forceinline__ void Arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Arrives at the barrier at the same address in block `rank` of the cluster.
+// Arrives at the barrier at the same address in block `rank` of the cluster. What it orders are
+// reads by the tensor cores, which have ended; so that no cluster-wide release is asked for.
 __device__ __forceinline__ void ArriveAt(uint32_t barrier, uint32_t rank) {
   asm volatile(
       "{\n"
       ".reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
       "}" ::"r"(barrier),
       "r"(rank)
       : "memory");
@@ -149,6 +150,12 @@ __device__ __forceinline__ void AddBox(const CUtensorMap* map, uint32_t from, co
       " [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
       "r"(from), "r"(at.c0), "r"(at.c1), "r"(at.c2), "r"(at.c3)
       : "memory");
+}
+// Brings a box from memory into the L2 cache.
+__device__ __forceinline__ void FetchBox(const CUtensorMap* map, const Box& at) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(map),
+               "r"(at.c0), "r"(at.c1), "r"(at.c2), "r"(at.c3)
+               : "memory");
 }
 __device__ __forceinline__ void CloseGroup() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");

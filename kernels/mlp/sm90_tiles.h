@@ -22,9 +22,6 @@ struct ExpertTable {
   int32_t padded[kMostExperts] = {};
 };
 
-// Row tiles next to each other in time: their columns of the right operand are read together.
-inline constexpr int kGroupUnits = 8;
-
 enum class Share : uint8_t { kNone = 0, kLeft, kRight };
 
 struct Tile {
@@ -42,8 +39,9 @@ constexpr int UnitsOf(int rows, int columns, int cluster) {
   return rows / 2 * columns + rows % 2 * CeilDiv(columns, 2);
 }
 
-// Unit `unit` of an expert: groups of row units, in each of which rows change fastest.
-constexpr Tile TileOf(int unit, int rows, int columns, int cluster, int rank) {
+// Unit `unit` of an expert: groups of `group` row units, in each of which rows change fastest, so
+// that tiles made at the same time share both row tiles and columns.
+constexpr Tile TileOf(int unit, int rows, int columns, int cluster, int group, int rank) {
   Tile tile;
   const int row_units = rows / cluster;
   if (unit >= row_units * columns) {
@@ -52,8 +50,8 @@ constexpr Tile TileOf(int unit, int rows, int columns, int cluster, int rank) {
     tile.share = Share::kLeft;
     return tile;
   }
-  const int first = unit / (kGroupUnits * columns) * kGroupUnits;
-  const int size = row_units - first < kGroupUnits ? row_units - first : kGroupUnits;
+  const int first = unit / (group * columns) * group;
+  const int size = row_units - first < group ? row_units - first : group;
   const int inside = unit - first * columns;
   tile.row = (first + inside % size) * cluster + rank;
   tile.column = inside / size;
@@ -67,6 +65,7 @@ struct TileGrid {
   int columns = 0;     // column tiles of every expert
   int fixed_rows = 0;  // row tiles of every expert that has rows; 0: as many as its rows need
   int cluster = 1;
+  int group = 8;  // row units next to each other in time
 };
 
 constexpr int RowTiles(const TileGrid& grid, int count) {
@@ -85,7 +84,7 @@ class TileWalk {
       const int rows = RowTiles(grid_, table.count[expert_]);
       const int units = UnitsOf(rows, grid_.columns, grid_.cluster);
       if (unit < first_ + units) {
-        Tile tile = TileOf(unit - first_, rows, grid_.columns, grid_.cluster, rank_);
+        Tile tile = TileOf(unit - first_, rows, grid_.columns, grid_.cluster, grid_.group, rank_);
         tile.expert = expert_;
         return tile;
       }

@@ -39,7 +39,7 @@ absl::Status Sm90Mlp::GradWeights(const ExpertSegments& segments, const void* le
   ASSIGN_OR_RETURN(params.left, maps.Operand(left, left_columns));
   ASSIGN_OR_RETURN(params.right, maps.Operand(right, right_columns));
   ASSIGN_OR_RETURN(params.out, maps.Gradient(gradient, left_columns, right_columns));
-  params.extra = params.out;
+  ASSIGN_OR_RETURN(params.extra, maps.GradientTile(gradient, left_columns, right_columns));
   params.grid.columns = static_cast<int>(sm90::TilesOf(right_columns));
   params.grid.fixed_rows = static_cast<int>((left_columns + sm90::kWideRows - 1) / sm90::kWideRows);
   params.columns = static_cast<int>(right_columns);

@@ -67,22 +67,25 @@ absl::StatusOr<float> ReadF32(CudaDevice& device, const DeviceBuffer& buffer, in
   return value;
 }
 
-absl::StatusOr<double> MedianMicros(CudaDevice& device, int iterations,
-                                    const std::function<absl::Status()>& run) {
+absl::StatusOr<Medians> MedianMicros(CudaDevice& device, int iterations,
+                                     const std::function<absl::Status()>& first,
+                                     const std::function<absl::Status()>& second) {
   const Timer timer;
-  for (int i = 0; i < 3; ++i) RETURN_IF_ERROR(run());
-  std::vector<double> times;
-  for (int i = 0; i < iterations; ++i) {
-    RETURN_IF_ERROR(CudaStatus(cudaEventRecord(timer.begin, device.stream()), "timing"));
-    RETURN_IF_ERROR(run());
-    RETURN_IF_ERROR(CudaStatus(cudaEventRecord(timer.end, device.stream()), "timing"));
-    RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(timer.end), "timing"));
-    float ms = 0;
-    RETURN_IF_ERROR(CudaStatus(cudaEventElapsedTime(&ms, timer.begin, timer.end), "timing"));
-    times.push_back(static_cast<double>(ms) * 1e3);
+  constexpr int kWarmUp = 5;
+  std::vector<double> times[2];
+  for (int i = -kWarmUp; i < iterations; ++i) {
+    for (int which = 0; which < 2; ++which) {
+      RETURN_IF_ERROR(CudaStatus(cudaEventRecord(timer.begin, device.stream()), "timing"));
+      RETURN_IF_ERROR(which == 0 ? first() : second());
+      RETURN_IF_ERROR(CudaStatus(cudaEventRecord(timer.end, device.stream()), "timing"));
+      RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(timer.end), "timing"));
+      float ms = 0;
+      RETURN_IF_ERROR(CudaStatus(cudaEventElapsedTime(&ms, timer.begin, timer.end), "timing"));
+      if (i >= 0) times[which].push_back(static_cast<double>(ms) * 1e3);
+    }
   }
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  for (std::vector<double>& one : times) std::sort(one.begin(), one.end());
+  return Medians{times[0][times[0].size() / 2], times[1][times[1].size() / 2]};
 }
 
 }  // namespace expertd::bench

@@ -29,9 +29,15 @@ class RandomArray {
 absl::StatusOr<float> ReadBF16(CudaDevice& device, const DeviceBuffer& buffer, int64_t index);
 absl::StatusOr<float> ReadF32(CudaDevice& device, const DeviceBuffer& buffer, int64_t index);
 
-// Median microseconds of what `run` queues on the device's stream.
-absl::StatusOr<double> MedianMicros(CudaDevice& device, int iterations,
-                                    const std::function<absl::Status()>& run);
+// Median microseconds of what each of two functions queues on the device's stream, run by turns so
+// that both meet the same clocks.
+struct Medians {
+  double first = 0;
+  double second = 0;
+};
+absl::StatusOr<Medians> MedianMicros(CudaDevice& device, int iterations,
+                                     const std::function<absl::Status()>& first,
+                                     const std::function<absl::Status()>& second);
 
 }  // namespace expertd::bench
 

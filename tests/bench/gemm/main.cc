@@ -22,10 +22,10 @@ namespace expertd::bench {
 namespace {
 
 const Shape kShapes[] = {
-    {32, 65536, 4096, 7168}, {32, 65536, 7168, 2048}, {8, 16384, 4096, 7168},
-    {8, 16384, 7168, 2048},  {32, 16384, 4096, 7168}, {32, 32768, 4096, 7168},
-    {32, 32768, 7168, 2048}, {8, 16384, 28672, 4096}, {8, 16384, 4096, 14336},
-    {64, 65536, 1536, 2048}, {64, 65536, 2048, 768},
+    {32, 65536, 4096, 7168}, {64, 65536, 2048, 768},  {32, 65536, 7168, 2048},
+    {8, 16384, 4096, 7168},  {8, 16384, 7168, 2048},  {32, 16384, 4096, 7168},
+    {32, 32768, 4096, 7168}, {32, 32768, 7168, 2048}, {8, 16384, 28672, 4096},
+    {8, 16384, 4096, 14336}, {64, 65536, 1536, 2048},
 };
 
 absl::Status Print(CudaDevice& device, Cell& cell, Direction direction, const sm90::Plan& plan,
@@ -36,12 +36,13 @@ absl::Status Print(CudaDevice& device, Cell& cell, Direction direction, const sm
     return absl::OkStatus();
   }
   const int iterations = absl::GetFlag(FLAGS_iterations);
-  ASSIGN_OR_RETURN(const double ours,
-                   MedianMicros(device, iterations, [&] { return cell.Run(direction, plan); }));
-  ASSIGN_OR_RETURN(const double dense,
-                   MedianMicros(device, iterations, [&] { return cell.RunDense(direction); }));
-  std::printf("%s c%d s%d %.0f us %.0f dense %.0f\n", title.c_str(), plan.cluster, plan.stagger,
-              ours, cell.Flops() / ours / 1e6, cell.Flops() / dense / 1e6);
+  ASSIGN_OR_RETURN(const Medians micros, MedianMicros(
+                                             device, iterations,
+                                             [&] { return cell.Run(direction, plan); },
+                                             [&] { return cell.RunDense(direction); }));
+  std::printf("%s c%d s%d g%d f%d %.0f us %.0f dense %.0f\n", title.c_str(), plan.cluster,
+              plan.stagger, plan.group, plan.fetch, micros.first, cell.Flops() / micros.first / 1e6,
+              cell.Flops() / micros.second / 1e6);
   std::fflush(stdout);
   return absl::OkStatus();
 }
@@ -51,9 +52,9 @@ absl::Status RunAll() {
   auto& device = static_cast<CudaDevice&>(*made);
   std::vector<sm90::Plan> plans = {{}};
   if (absl::GetFlag(FLAGS_sweep)) {
-    plans = {{.cluster = 1, .stagger = 0}, {.cluster = 1, .stagger = 2},
-             {.cluster = 2, .stagger = 0}, {.cluster = 2, .stagger = 1},
-             {.cluster = 2, .stagger = 2}, {.cluster = 2, .stagger = 3}};
+    plans = {{.cluster = 1, .stagger = 0, .group = 16}, {.cluster = 1, .stagger = 2, .group = 16},
+             {.cluster = 2, .stagger = 0, .group = 8},  {.cluster = 2, .stagger = 2, .group = 8},
+             {.cluster = 2, .stagger = 2, .group = 4}, {.cluster = 2, .stagger = 2, .group = 8, .fetch = 0}};
   }
   int left = absl::GetFlag(FLAGS_cells);
   for (const Shape& shape : kShapes) {
