@@ -16,6 +16,7 @@
 #include "kernels/cpu/loopback_transport.h"
 #include "kernels/cpu/onednn_mlp.h"
 #include "kernels/cpu/plain_mlp.h"
+#include "kernels/mlp/sm90_plan.h"
 
 #if EXPERTD_WITH_CUDA
 #include "kernels/cuda/cuda_device.h"
@@ -73,6 +74,13 @@ absl::StatusOr<std::unique_ptr<ExpertMlp>> MakeCudaMlp(std::string_view, Device&
 std::unique_ptr<RouterKernels> MakeCudaRouter(Device&) { return nullptr; }
 std::unique_ptr<OptimKernels> MakeCudaOptim(Device&) { return nullptr; }
 #endif
+
+// The fastest expert MLP that can serve a config.
+std::string_view DefaultExpertMlp(const Device& device, const MlpConfig& config) {
+  if (device.facts().kind == "cpu") return "onednn";
+  const bool hopper = device.facts().compute_capability == "9.0";
+  return hopper && sm90::Refusal(config).empty() ? "sm90" : "cublaslt";
+}
 
 bool IsCpu(const Device& device) { return device.facts().kind == "cpu"; }
 
@@ -196,7 +204,7 @@ absl::StatusOr<std::unique_ptr<EpBackend>> CreateEpBackend(std::string_view name
 
 absl::StatusOr<std::unique_ptr<ExpertMlp>> CreateExpertMlp(std::string_view name, Device& device,
                                                            const MlpConfig& config) {
-  if (name.empty()) name = IsCpu(device) ? "onednn" : "cublaslt";
+  if (name.empty()) name = DefaultExpertMlp(device, config);
   RETURN_IF_ERROR(Require(ListExpertMlps(device), "expert MLP", name));
   for (DType dtype : {config.token_dtype, config.weight_dtype}) {
     if (IsFloat(dtype)) continue;

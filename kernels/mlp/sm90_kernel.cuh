@@ -121,7 +121,7 @@ cudaError_t StartProduct(const GemmLaunch& launch, const GemmParams& params) {
     return StartGemm<Config<T, product, kWideRows, 2>>(launch, params);
   };
   if (launch.token == DType::kBF16) return with_type(__nv_bfloat16());
-  //F16 if (launch.token == DType::kF16) return with_type(__half());
+  // F16 if (launch.token == DType::kF16) return with_type(__half());
   return cudaErrorInvalidValue;
 }
 

@@ -53,18 +53,24 @@ absl::Status Sm90Mlp::Run(Product product, const GemmParams& product_params, con
 absl::Status Sm90Mlp::ZeroPads(const ExpertSegments& segments, int tile_rows, void* wide_inner,
                                void* hidden) {
   const auto bytes = static_cast<int64_t>(DTypeSize(config_.token_dtype));
-  for (const PadRanges& ranges : sm90::PadsOutsideTiles(segments, tile_rows)) {
-    ZeroPadsParams params;
-    params.ranges = ranges;
-    params.matrix[0] = hidden;
-    params.row_bytes[0] = config_.hidden * bytes;
-    if (wide_inner != nullptr) {
-      params.matrix[1] = wide_inner;
-      params.row_bytes[1] = 2 * config_.intermediate * bytes;
-    }
-    RETURN_IF_ERROR(CudaStatus(LaunchZeroPads(params, device_.stream()), "zeroing padding"));
+  ZeroPadsParams params;
+  params.matrix[0] = hidden;
+  params.row_bytes[0] = config_.hidden * bytes;
+  if (wide_inner != nullptr) {
+    params.matrix[1] = wide_inner;
+    params.row_bytes[1] = 2 * config_.intermediate * bytes;
   }
-  return absl::OkStatus();
+  const auto flush = [&] {
+    const cudaError_t result = LaunchZeroPads(params, device_.stream());
+    params.ranges.count = 0;
+    return CudaStatus(result, "zeroing padding");
+  };
+  for (const sm90::RowRange& pad : sm90::PadsOutsideTiles(segments, tile_rows)) {
+    params.ranges.begin[params.ranges.count] = pad.begin;
+    params.ranges.rows[params.ranges.count++] = pad.rows;
+    if (params.ranges.count == kMostRanges) RETURN_IF_ERROR(flush());
+  }
+  return flush();
 }
 
 absl::Status Sm90Mlp::Forward(const MlpForwardArgs& args) {

@@ -77,18 +77,13 @@ bool HasRows(const ExpertTable& table) {
   return std::any_of(table.count, table.count + table.experts, [](int32_t n) { return n > 0; });
 }
 
-std::vector<PadRanges> PadsOutsideTiles(const ExpertSegments& segments, int tile_rows) {
-  std::vector<PadRanges> pads;
+std::vector<RowRange> PadsOutsideTiles(const ExpertSegments& segments, int tile_rows) {
+  std::vector<RowRange> pads;
   int64_t begin = 0;
   for (size_t j = 0; j < segments.counts->size(); ++j) {
     const int64_t reached = ((*segments.counts)[j] + tile_rows - 1) / tile_rows * tile_rows;
     const int64_t outside = (*segments.padded)[j] - reached;
-    if (outside > 0) {
-      if (pads.empty() || pads.back().count == kMostRanges) pads.emplace_back().count = 0;
-      PadRanges& ranges = pads.back();
-      ranges.begin[ranges.count] = begin + reached;
-      ranges.rows[ranges.count++] = outside;
-    }
+    if (outside > 0) pads.push_back({begin + reached, outside});
     begin += (*segments.padded)[j];
   }
   return pads;

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "kernels/expert_mlp.h"
-#include "kernels/mlp/mlp_kernels.h"
 #include "kernels/mlp/sm90_tiles.h"
 
 namespace expertd::sm90 {
@@ -39,7 +38,11 @@ std::vector<ExpertTable> MakeTables(const ExpertSegments& segments);
 bool HasRows(const ExpertTable& table);
 
 // Pad rows that no row tile of `tile_rows` rows reaches: those far past the last data row.
-std::vector<PadRanges> PadsOutsideTiles(const ExpertSegments& segments, int tile_rows);
+struct RowRange {
+  int64_t begin = 0;
+  int64_t rows = 0;
+};
+std::vector<RowRange> PadsOutsideTiles(const ExpertSegments& segments, int tile_rows);
 
 }  // namespace expertd::sm90
 

@@ -74,8 +74,8 @@ __device__ __forceinline__ void LoadExtra(const GemmParams& p, const Layout<C>& 
 template <typename C>
 __device__ __forceinline__ void FetchGradient(const GemmParams& p, const Work& work) {
   for (int column = 0; column < kTileColumns; column += 32) {
-    FetchBox(&p.extra, {work.tile.column * kTileColumns + column, work.tile.row * C::rows,
-                        work.expert});
+    FetchBox(&p.extra,
+             {work.tile.column * kTileColumns + column, work.tile.row * C::rows, work.expert});
   }
 }
 

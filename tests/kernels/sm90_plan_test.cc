@@ -83,13 +83,12 @@ TEST(Sm90Plan, TablesHoldEveryExpertOnce) {
 
 TEST(Sm90Plan, PadsOutsideTilesAreThoseThatNoTileReaches) {
   const Segments segments({3, 0, 129, 512}, 512);
-  const std::vector<PadRanges> pads = PadsOutsideTiles(segments.view(), 128);
-  ASSERT_EQ(pads.size(), 1u);
-  ASSERT_EQ(pads[0].count, 2);
-  EXPECT_EQ(pads[0].begin[0], 128);
-  EXPECT_EQ(pads[0].rows[0], 384);
-  EXPECT_EQ(pads[0].begin[1], 512 + 256);
-  EXPECT_EQ(pads[0].rows[1], 256);
+  const std::vector<RowRange> pads = PadsOutsideTiles(segments.view(), 128);
+  ASSERT_EQ(pads.size(), 2u);
+  EXPECT_EQ(pads[0].begin, 128);
+  EXPECT_EQ(pads[0].rows, 384);
+  EXPECT_EQ(pads[1].begin, 512 + 256);
+  EXPECT_EQ(pads[1].rows, 256);
   EXPECT_TRUE(PadsOutsideTiles(Segments({3, 200}, 128).view(), 128).empty());
 }
 

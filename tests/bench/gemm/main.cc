@@ -36,10 +36,10 @@ absl::Status Print(CudaDevice& device, Cell& cell, Direction direction, const sm
     return absl::OkStatus();
   }
   const int iterations = absl::GetFlag(FLAGS_iterations);
-  ASSIGN_OR_RETURN(const Medians micros, MedianMicros(
-                                             device, iterations,
-                                             [&] { return cell.Run(direction, plan); },
-                                             [&] { return cell.RunDense(direction); }));
+  ASSIGN_OR_RETURN(const Medians micros,
+                   MedianMicros(
+                       device, iterations, [&] { return cell.Run(direction, plan); },
+                       [&] { return cell.RunDense(direction); }));
   std::printf("%s c%d s%d g%d f%d %.0f us %.0f dense %.0f\n", title.c_str(), plan.cluster,
               plan.stagger, plan.group, plan.fetch, micros.first, cell.Flops() / micros.first / 1e6,
               cell.Flops() / micros.second / 1e6);
@@ -52,9 +52,12 @@ absl::Status RunAll() {
   auto& device = static_cast<CudaDevice&>(*made);
   std::vector<sm90::Plan> plans = {{}};
   if (absl::GetFlag(FLAGS_sweep)) {
-    plans = {{.cluster = 1, .stagger = 0, .group = 16}, {.cluster = 1, .stagger = 2, .group = 16},
-             {.cluster = 2, .stagger = 0, .group = 8},  {.cluster = 2, .stagger = 2, .group = 8},
-             {.cluster = 2, .stagger = 2, .group = 4}, {.cluster = 2, .stagger = 2, .group = 8, .fetch = 0}};
+    plans = {{.cluster = 1, .stagger = 0, .group = 16},
+             {.cluster = 1, .stagger = 2, .group = 16},
+             {.cluster = 2, .stagger = 0, .group = 8},
+             {.cluster = 2, .stagger = 2, .group = 8},
+             {.cluster = 2, .stagger = 2, .group = 4},
+             {.cluster = 2, .stagger = 2, .group = 8, .fetch = 0}};
   }
   int left = absl::GetFlag(FLAGS_cells);
   for (const Shape& shape : kShapes) {
