@@ -7,8 +7,7 @@
 namespace expertd::sm90 {
 
 // Names of barriers between warps; 0 is __syncthreads.
-inline constexpr int kStaggerBarrier = 1;
-inline constexpr int kMaskBarrier = 2;  // and 3: one for each consumer
+inline constexpr int kMaskBarrier = 1;  // and 2: one for each consumer
 
 // Who a consumer thread is.
 struct Self {
@@ -16,6 +15,12 @@ struct Self {
   int warp;      // among all consumer warps
   int lane;
 };
+
+// The block of the left operand that a consumer reads.
+template <typename C>
+__device__ __forceinline__ int LeftBlock(const Self& self) {
+  return C::split_rows ? self.consumer : 0;
+}
 
 // The warp is done with a stage, in both blocks of the pair.
 template <typename C>
@@ -37,7 +42,7 @@ __device__ __forceinline__ void ZeroTail(const Layout<C>& layout, int stage, int
   const int thread = self.warp % 4 * 32 + self.lane;
   for (int i = thread; i < chunks * (1 + kRightBlocks); i += 128) {
     const int which = i / chunks;
-    const int block = which == 0 ? self.consumer : C::left_blocks + which - 1;
+    const int block = which == 0 ? LeftBlock<C>(self) : C::left_blocks + which - 1;
     const uint32_t at = layout.Block(stage, block) + rows * 128 + i % chunks * 16;
     asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
   }
@@ -48,9 +53,9 @@ __device__ __forceinline__ void ZeroTail(const Layout<C>& layout, int stage, int
 template <typename C>
 __device__ __forceinline__ void MultiplyStage(float (&sum)[C::sums], const Layout<C>& layout,
                                               int stage, const Self& self) {
-  const uint64_t left = OperandAt(layout.Block(stage, C::wide ? self.consumer : 0));
+  const uint64_t left = OperandAt(layout.Block(stage, LeftBlock<C>(self)));
   const uint64_t right =
-      OperandAt(layout.Block(stage, C::left_blocks + (C::wide ? 0 : 2 * self.consumer)));
+      OperandAt(layout.Block(stage, C::left_blocks + (C::split_columns ? 2 * self.consumer : 0)));
 #pragma unroll
   for (int step = 0; step < kSumStep / 16; ++step) {
     Multiply<typename C::T, C::left_major, C::right_major>(
@@ -58,11 +63,11 @@ __device__ __forceinline__ void MultiplyStage(float (&sum)[C::sums], const Layou
   }
 }
 
-// The sums of a tile. `signal`: the step after which the other consumer may start, or -1.
+// The sums of a tile.
 template <typename C>
 __device__ __forceinline__ void Accumulate(float (&sum)[C::sums], const Layout<C>& layout,
-                                           const Work& work, Ring& ring, const Self& self,
-                                           int signal) {
+                                           const Work& work, Ring<C::stages>& ring,
+                                           const Self& self) {
   int last = 0;
 #pragma unroll
   for (float& value : sum) value = 0.0f;
@@ -75,7 +80,6 @@ __device__ __forceinline__ void Accumulate(float (&sum)[C::sums], const Layout<C
     MatrixFence();
     MultiplyStage<C>(sum, layout, ring.stage, self);
     MatrixCommit();
-    if (step == signal) NamedArrive<256>(kStaggerBarrier);
     MatrixWait<1>();
     if (step > 0) Release(layout, last, self.lane);
     last = ring.stage;
@@ -87,12 +91,11 @@ __device__ __forceinline__ void Accumulate(float (&sum)[C::sums], const Layout<C
 
 // The same for a consumer whose rows are all padding: sums are not made, and not used.
 template <typename C>
-__device__ __forceinline__ void PassOver(const Layout<C>& layout, const Work& work, Ring& ring,
-                                         const Self& self, int signal) {
+__device__ __forceinline__ void PassOver(const Layout<C>& layout, const Work& work,
+                                         Ring<C::stages>& ring, const Self& self) {
   for (int step = 0; step < work.steps; ++step) {
     Wait(layout.Full(ring.stage), ring.phase);
     __syncwarp();
-    if (step == signal) NamedArrive<256>(kStaggerBarrier);
     Release(layout, ring.stage, self.lane);
     ring.Next();
   }

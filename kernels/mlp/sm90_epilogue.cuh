@@ -2,7 +2,7 @@
 //
 // A warp has 16 rows. Of every 8 columns, lane l has columns 2 (l % 4) and the next in rows l / 4
 // (sums 4j, 4j + 1) and l / 4 + 8 (sums 4j + 2, 4j + 3), for column block j. Outputs are made 128
-// bytes of a row at a time, swizzled as the copy engine reads them, in one of two buffers.
+// bytes of a row at a time, swizzled as the copy engine reads them, in a buffer.
 #ifndef KERNELS_MLP_SM90_EPILOGUE_CUH_
 #define KERNELS_MLP_SM90_EPILOGUE_CUH_
 
@@ -26,7 +26,7 @@ struct WarpRows {
 template <typename C>
 __device__ __forceinline__ WarpRows RowsOf(const Work& work, const Self& self) {
   WarpRows rows;
-  const int warp = C::wide ? self.warp : self.warp % 4;
+  const int warp = C::split_rows ? self.warp : self.warp % 4;
   rows.first = work.begin + work.tile.row * C::rows + warp * 16;
   rows.data_end = work.data_end;
   rows.end = work.end;
@@ -54,16 +54,17 @@ __device__ __forceinline__ uint32_t ChunkRow(uint32_t buffer, int lane, int j) {
   return buffer + row * 128 + ((j + lane / 16) ^ (row & 7)) * 16;
 }
 
-// A warp's two buffers, used in turn.
+// A warp's buffers, used in turn.
+template <int kBuffers>
 struct Staging {
   uint32_t buffers;
   int turn;
 
   // The next buffer, once the store that used it last has read it.
   __device__ __forceinline__ uint32_t Take(int lane) {
-    if (lane == 0) WaitGroupsRead<1>();
+    if (lane == 0) WaitGroupsRead<kBuffers - 1>();
     __syncwarp();
-    turn ^= 1;
+    turn = (turn + 1) % kBuffers;
     return buffers + turn * kWarpBuffer;
   }
 };
@@ -116,9 +117,10 @@ __device__ __forceinline__ void StoreChunk(const Target& to, uint32_t buffer, co
 }
 
 // Rounds 8 blocks of 8 columns, value(j, i) of which is that of sum 4j + i, and stores them.
-template <typename T, bool kParts, typename Value>
-__device__ __forceinline__ void EmitChunk(const Target& to, Staging& staging, const WarpRows& rows,
-                                          int column, int lane, const Value& value) {
+template <typename T, bool kParts, int kBuffers, typename Value>
+__device__ __forceinline__ void EmitChunk(const Target& to, Staging<kBuffers>& staging,
+                                          const WarpRows& rows, int column, int lane,
+                                          const Value& value) {
   const uint32_t buffer = staging.Take(lane);
 #pragma unroll
   for (int j = 0; j < 8; j += 2) {
@@ -154,12 +156,14 @@ __device__ __forceinline__ void AddBias(float (&sum)[kSums], int from, const flo
 // h and u of a tile: the first half of a thread's sums are of [gate], the second of [up].
 template <typename C>
 __device__ __forceinline__ void FinishInner(float (&sum)[C::sums], const GemmParams& p,
-                                            const Work& work, Staging& staging, const Self& self) {
+                                            const Work& work, Staging<C::buffers>& staging,
+                                            const Self& self) {
   using T = typename C::T;
   constexpr int kHalf = C::sums / 2;
   constexpr int kChunks = kHalf / 32;
   const WarpRows rows = RowsOf<C>(work, self);
-  const int column = work.tile.column * (kTileColumns / 2) + (C::wide ? 0 : self.consumer * kChunk);
+  const int column =
+      work.tile.column * (kTileColumns / 2) + (C::split_columns ? self.consumer * kChunk : 0);
   const int64_t inner = p.columns;
   if (p.bias != nullptr) {
     const float* bias = p.bias + work.expert * 2 * inner;
@@ -195,10 +199,12 @@ __device__ __forceinline__ void FinishInner(float (&sum)[C::sums], const GemmPar
 // z or grad_x of a tile.
 template <typename C>
 __device__ __forceinline__ void FinishPlain(float (&sum)[C::sums], const GemmParams& p,
-                                            const Work& work, Staging& staging, const Self& self) {
+                                            const Work& work, Staging<C::buffers>& staging,
+                                            const Self& self) {
   constexpr int kColumns = C::sums * 2;
   const WarpRows rows = RowsOf<C>(work, self);
-  const int column = work.tile.column * kTileColumns + (C::wide ? 0 : self.consumer * kColumns);
+  const int column =
+      work.tile.column * kTileColumns + (C::split_columns ? self.consumer * kColumns : 0);
   if (p.bias != nullptr) {
     AddBias<kColumns / 8>(sum, 0, p.bias + static_cast<int64_t>(work.expert) * p.columns, column,
                           p.columns, FactorOf(p.factors, rows, 0), FactorOf(p.factors, rows, 1),
@@ -218,10 +224,11 @@ __device__ __forceinline__ void FinishPlain(float (&sum)[C::sums], const GemmPar
 // that the order of tiles does not matter.
 template <typename C>
 __device__ __forceinline__ void FinishWeights(float (&sum)[C::sums], const GemmParams& p,
-                                              const Work& work, Staging& staging,
+                                              const Work& work, Staging<C::buffers>& staging,
                                               const Self& self) {
   const int row = self.lane / 4;
   const int column = work.tile.column * kTileColumns;
+  const int warp = C::split_rows ? self.warp : self.warp % 4;
 #pragma unroll
   for (int c = 0; c < kTileColumns / 32; ++c) {
     const uint32_t buffer = staging.Take(self.lane);
@@ -239,8 +246,11 @@ __device__ __forceinline__ void FinishWeights(float (&sum)[C::sums], const GemmP
     FenceAsync();
     __syncwarp();
     if (self.lane == 0) {
-      AddBox(&p.out, buffer,
-             {column + c * 32, work.tile.row * C::rows + self.warp * 16, work.expert});
+      if (p.probe == 1)
+        StoreBox(&p.out, buffer,
+                 {column + c * 32, work.tile.row * C::rows + warp * 16, work.expert});
+      else if (p.probe == 0)
+        AddBox(&p.out, buffer, {column + c * 32, work.tile.row * C::rows + warp * 16, work.expert});
       CloseGroup();
     }
   }

@@ -46,7 +46,7 @@ __device__ __forceinline__ void GradChunk(const float* sum, uint32_t gate_at, ui
 template <typename C>
 __device__ __forceinline__ void FinishGradInner(float (&sum)[C::sums], const GemmParams& p,
                                                 const Layout<C>& layout, const Work& work,
-                                                Ring& ring, const Self& self) {
+                                                Ring<C::stages>& ring, const Self& self) {
   using T = typename C::T;
   const WarpRows rows = RowsOf<C>(work, self);
   const float factor[2] = {FactorOf(p.factors, rows, 0), FactorOf(p.factors, rows, 1)};

@@ -17,29 +17,18 @@
 
 namespace expertd::sm90 {
 
-// The products, by what they make. W_gate_up is [L, H, 2I], W_down [L, I, H].
-enum class Product : uint8_t {
-  kInner = 0,   // h = x W_gate_up, u = act(gate) * up
-  kOuter,       // z = u W_down
-  kGradInner,   // grad_u = g W_down^T, made into grad_h at once
-  kGradTokens,  // grad_x = grad_h W_gate_up^T
-  kGradWeights  // dW += left^T right
-};
-
 inline constexpr int kSumStep = 64;  // elements of the sum in one stage
 
 struct GemmParams {
   CUtensorMap left;
   CUtensorMap right;
   CUtensorMap out;    // u, z, grad_h, grad_x or dW: boxes of one warp
-  CUtensorMap extra;  // kInner: h, as `out`; kGradInner: h, boxes of 64 rows;
-                      // kGradWeights: dW, boxes of 128 rows
+  CUtensorMap extra;  // kInner: h, as `out`; kGradInner: h, boxes of 64 rows
   ExpertTable table;
   TileGrid grid;
-  int sums = 0;     // length of the sums; of kGradWeights the rows of the expert
+  int sums = 0;     // length of the sums; of kGradWeights, whose sums are over rows, dW's rows
   int columns = 0;  // of the output; of [gate] and of [up] alone for kInner and kGradInner
-  int fetch = 1;    // temporary
-  int stagger = 0;  // stages that the second consumer starts after the first
+  int probe = 0;
   Activation activation = Activation::kSilu;
   void* rows = nullptr;            // u, z, grad_h or grad_x
   void* extra_rows = nullptr;      // kInner: h or null
@@ -51,12 +40,13 @@ struct GemmParams {
 
 struct GemmLaunch {
   Product product = Product::kInner;
+  TileKind kind = TileKind::kWide;  // grid.tile_rows are its rows; kWide alone for kGradInner
   DType token = DType::kInvalid;
   int sms = 0;
   cudaStream_t stream = nullptr;
 };
 
-// grid.tile_rows is kWideRows, or kNarrowRows with grid.cluster 1.
+// grid.cluster is 1 for kNarrow, which only kInner and kOuter have, and 2 for the others.
 cudaError_t LaunchGemm(const GemmLaunch& launch, const GemmParams& params);
 
 // u = factor * act(gate) * up of every row, padding too; [rows, 2I] to [rows, I]. I is a multiple

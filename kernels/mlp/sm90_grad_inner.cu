@@ -5,7 +5,10 @@
 namespace expertd::sm90 {
 
 cudaError_t StartGradInner(const GemmLaunch& launch, const GemmParams& params) {
-  return StartProduct<Product::kGradInner>(launch, params);
+  if (launch.kind == TileKind::kWide) {
+    return StartKind<Product::kGradInner, TileKind::kWide>(launch, params);
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace expertd::sm90

@@ -5,7 +5,13 @@
 namespace expertd::sm90 {
 
 cudaError_t StartGradTokens(const GemmLaunch& launch, const GemmParams& params) {
-  return StartProduct<Product::kGradTokens>(launch, params);
+  if (launch.kind == TileKind::kWide) {
+    return StartKind<Product::kGradTokens, TileKind::kWide>(launch, params);
+  }
+  if (launch.kind == TileKind::kTurns) {
+    return StartKind<Product::kGradTokens, TileKind::kTurns>(launch, params);
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace expertd::sm90

@@ -5,7 +5,13 @@
 namespace expertd::sm90 {
 
 cudaError_t StartGradWeights(const GemmLaunch& launch, const GemmParams& params) {
-  return StartProduct<Product::kGradWeights>(launch, params);
+  if (launch.kind == TileKind::kWide) {
+    return StartKind<Product::kGradWeights, TileKind::kWide>(launch, params);
+  }
+  if (launch.kind == TileKind::kTurns) {
+    return StartKind<Product::kGradWeights, TileKind::kTurns>(launch, params);
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace expertd::sm90

@@ -1,8 +1,7 @@
 // The grouped matrix product kernel: a persistent block of one producer and two consumers.
 //
 // Blocks walk the units of sm90_tiles.h. The producer runs ahead of the consumers through the ring
-// of stages, over tile borders too; the consumers are started some stages apart, so that one
-// multiplies while the other stores its part of a tile.
+// of stages, over tile borders too.
 #ifndef KERNELS_MLP_SM90_KERNEL_CUH_
 #define KERNELS_MLP_SM90_KERNEL_CUH_
 
@@ -21,24 +20,22 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const Layout<C>& la
   const Self self = {
       .consumer = warp / 4, .warp = warp, .lane = static_cast<int>(threadIdx.x % 32)};
   TileWalk walk(p.grid, rank);
-  Ring ring;
-  Staging staging = {layout.Staging(self.warp), 0};
+  Ring<C::stages> ring;
+  Staging<C::buffers> staging = {layout.Staging(self.warp), 0};
   Work work;
   float sum[C::sums] = {};
   const int clusters = gridDim.x / C::cluster;
-  bool first = true;
+  int turn = 0;
   for (int unit = blockIdx.x / C::cluster; NextWork<C>(p, walk, unit, work); unit += clusters) {
-    int signal = -1;
-    if (first && p.stagger > 0) {
-      if (self.consumer == 1) NamedSync<256>(kStaggerBarrier);
-      if (self.consumer == 0) signal = min(p.stagger, work.steps) - 1;
+    if (C::turns && turn++ % kConsumers != self.consumer) {
+      ring.Skip(work.steps);
+      continue;
     }
-    first = false;
-    const int row = work.begin + work.tile.row * C::rows + (C::wide ? self.consumer * 64 : 0);
+    const int row = work.begin + work.tile.row * C::rows + LeftBlock<C>(self) * 64;
     if (C::weights || row < work.data_end) {
-      Accumulate<C>(sum, layout, work, ring, self, signal);
+      Accumulate<C>(sum, layout, work, ring, self);
     } else {
-      PassOver<C>(layout, work, ring, self, signal);
+      PassOver<C>(layout, work, ring, self);
     }
     if constexpr (C::product == Product::kInner) {
       FinishInner<C>(sum, p, work, staging, self);
@@ -64,9 +61,9 @@ __global__ void __launch_bounds__(kThreads, 1) GemmKernel(const __grid_constant_
     PrefetchMap(&p.left);
     PrefetchMap(&p.right);
     PrefetchMap(&p.out);
-    for (int stage = 0; stage < kStages; ++stage) {
+    for (int stage = 0; stage < C::stages; ++stage) {
       InitBarrier(layout.Full(stage), 1);
-      InitBarrier(layout.Empty(stage), kConsumerWarps * C::cluster);
+      InitBarrier(layout.Empty(stage), C::readers * C::cluster);
     }
     PublishBarriers();
   }
@@ -106,22 +103,13 @@ cudaError_t StartGemm(const GemmLaunch& launch, const GemmParams& params) {
   return cudaLaunchKernelEx(&config, kernel, params);
 }
 
-// Chooses the element type and the shape of tiles.
-template <Product product>
-cudaError_t StartProduct(const GemmLaunch& launch, const GemmParams& params) {
-  const auto with_type = [&](auto zero) {
-    using T = decltype(zero);
-    if constexpr (product == Product::kInner || product == Product::kOuter) {
-      if (params.grid.tile_rows == kNarrowRows) {
-        return StartGemm<Config<T, product, kNarrowRows, 1>>(launch, params);
-      }
-    }
-    if (params.grid.cluster == 1)
-      return StartGemm<Config<T, product, kWideRows, 1>>(launch, params);
-    return StartGemm<Config<T, product, kWideRows, 2>>(launch, params);
-  };
-  if (launch.token == DType::kBF16) return with_type(__nv_bfloat16());
-  // F16 if (launch.token == DType::kF16) return with_type(__half());
+// Chooses the element type.
+template <Product product, TileKind kind>
+cudaError_t StartKind(const GemmLaunch& launch, const GemmParams& params) {
+  if (launch.token == DType::kBF16) {
+    return StartGemm<Config<__nv_bfloat16, product, kind>>(launch, params);
+  }
+  if (launch.token == DType::kF16) return StartGemm<Config<__half, product, kind>>(launch, params);
   return cudaErrorInvalidValue;
 }
 

@@ -10,21 +10,22 @@
 
 namespace expertd::sm90 {
 
-inline constexpr int kStages = 4;
 inline constexpr int kConsumers = 2;  // warpgroups
 inline constexpr int kConsumerWarps = kConsumers * 4;
 inline constexpr int kThreads = (1 + kConsumers) * 128;
 inline constexpr int kRightBlocks = kTileColumns / 64;
-// A warp's output leaves through two buffers of 16 rows by 128 bytes.
+// A warp's output leaves through buffers of 16 rows by 128 bytes.
 inline constexpr int kWarpBuffer = 2048;
-inline constexpr int kStagingBytes = kConsumerWarps * 2 * kWarpBuffer;
 
-template <typename Element, Product kProduct, int kRows, int kClusterSize>
+template <typename Element, Product kProduct, TileKind kKind>
 struct Config {
   using T = Element;
   static constexpr Product product = kProduct;
-  static constexpr int rows = kRows;
-  static constexpr int cluster = kClusterSize;
+  static constexpr int rows = RowsOf(kKind);
+  static constexpr bool turns = kKind == TileKind::kTurns;
+  static constexpr bool split_rows = kKind == TileKind::kWide;
+  static constexpr bool split_columns = kKind == TileKind::kNarrow;
+  static constexpr int cluster = split_columns ? 1 : 2;
   static constexpr int left_blocks = rows / 64;
   static constexpr int stage_blocks = left_blocks + kRightBlocks;
   static constexpr int stage_bytes = stage_blocks * kBlockBytes;
@@ -32,19 +33,24 @@ struct Config {
   static constexpr Major left_major = weights ? kMajorMN : kMajorK;
   static constexpr Major right_major =
       product == Product::kGradInner || product == Product::kGradTokens ? kMajorK : kMajorMN;
-  // With wide tiles a consumer has 64 rows and all columns, with narrow ones all rows and half the
-  // columns.
-  static constexpr bool wide = rows == kWideRows;
-  static constexpr int sums = wide ? 128 : 64;  // of one thread
+  static constexpr int sums = split_columns ? 64 : 128;  // of one thread
+  // What turns save in a stage they need as further stages: theirs last half as long.
+  static constexpr int stages = turns ? 5 : 4;
+  static constexpr int buffers = turns ? 1 : 2;  // of one warp
+  // Warps of one block that read a stage.
+  static constexpr int readers = turns ? kConsumerWarps / 2 : kConsumerWarps;
   // Stages with h that follow the sums of a tile, 64 columns each.
   static constexpr int extra_stages = product == Product::kGradInner ? kTileColumns / 64 : 0;
-  static constexpr int barrier_offset = kStages * stage_bytes + kStagingBytes;
-  static constexpr int shared_bytes = barrier_offset + 2 * kStages * 8 + 1024;
-  static_assert(wide || (cluster == 1 && !weights && extra_stages == 0));
+  static constexpr int staging_offset = stages * stage_bytes;
+  static constexpr int barrier_offset = staging_offset + kConsumerWarps * buffers * kWarpBuffer;
+  static constexpr int shared_bytes = barrier_offset + 2 * stages * 8 + 1024;
+  static_assert(extra_stages == 0 || split_rows);
+  static_assert(!weights || !split_columns);
   static_assert(shared_bytes <= 227 * 1024);
 };
 
 // Position in the ring; all roles walk it alike.
+template <int kStages>
 struct Ring {
   int stage = 0;
   uint32_t phase = 0;
@@ -53,6 +59,11 @@ struct Ring {
       stage = 0;
       phase ^= 1;
     }
+  }
+  __device__ __forceinline__ void Skip(int stages) {
+    stage += stages;
+    phase ^= stage / kStages % 2;
+    stage %= kStages;
   }
 };
 
@@ -67,15 +78,15 @@ struct Layout {
     return Stage(stage) + block * kBlockBytes;
   }
   __device__ __forceinline__ uint32_t Staging(int warp) const {
-    return base + kStages * C::stage_bytes + warp * 2 * kWarpBuffer;
+    return base + C::staging_offset + warp * C::buffers * kWarpBuffer;
   }
   // Bytes have arrived.
   __device__ __forceinline__ uint32_t Full(int stage) const {
     return base + C::barrier_offset + stage * 8;
   }
-  // Consumers, of the pair's other block too, are done.
+  // Its readers, of the pair's other block too, are done.
   __device__ __forceinline__ uint32_t Empty(int stage) const {
-    return base + C::barrier_offset + (kStages + stage) * 8;
+    return base + C::barrier_offset + (C::stages + stage) * 8;
   }
 };
 

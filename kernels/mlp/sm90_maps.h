@@ -47,22 +47,15 @@ class Maps {
     return Make(matrix, {config_.hidden, config_.intermediate, config_.local_experts, 1},
                 {kBoxColumns, kOperandRows, 1, 1});
   }
-  // f32 gradients [L, rows, columns]: as a warp adds to them, and as tiles are fetched.
+  // f32 gradients [L, rows, columns].
   absl::StatusOr<CUtensorMap> Gradient(float* matrix, int64_t rows, int64_t columns) const {
-    return MakeGradient(matrix, rows, columns, kWarpRows);
-  }
-  absl::StatusOr<CUtensorMap> GradientTile(float* matrix, int64_t rows, int64_t columns) const {
-    return MakeGradient(matrix, rows, columns, kWideRows);
-  }
-
- private:
-  absl::StatusOr<CUtensorMap> MakeGradient(float* matrix, int64_t rows, int64_t columns,
-                                           int64_t box_rows) const {
     return MakeTensorMap({DType::kF32,
                           matrix,
                           {columns, rows, config_.local_experts, 1},
-                          {kBoxColumns / 2, box_rows, 1, 1}});
+                          {kBoxColumns / 2, kWarpRows, 1, 1}});
   }
+
+ private:
   absl::StatusOr<CUtensorMap> Make(const void* matrix, std::array<int64_t, 4> sizes,
                                    std::array<int64_t, 4> box) const {
     return MakeTensorMap({config_.token_dtype, matrix, sizes, box});

@@ -7,6 +7,7 @@
 #define KERNELS_MLP_SM90_MLP_H_
 
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -21,10 +22,10 @@
 
 namespace expertd {
 
-// Choices that measurements override; zeros leave them to the plan.
+// Choices that tests and measurements override.
 struct Sm90Options {
-  int sms = 0;  // blocks at once
-  sm90::Plan plan = {.tile_rows = 0};
+  int sms = 0;                         // blocks at once; 0: as many as the GPU has multiprocessors
+  std::optional<sm90::TileKind> kind;  // where the product has it
 };
 
 class Sm90Mlp final : public ExpertMlp {
@@ -43,14 +44,17 @@ class Sm90Mlp final : public ExpertMlp {
   Sm90Mlp(const MlpConfig& config, CudaDevice& device, const Sm90Options& options)
       : config_(config), device_(device), options_(options) {}
 
-  sm90::Plan PlanOf(const sm90::Plan& chosen) const {
-    return options_.plan.tile_rows > 0 ? options_.plan : chosen;
-  }
+  sm90::Plan PlanOf(sm90::Product product, int64_t sums, const ExpertSegments& segments) const;
   // Runs a product for every table of experts.
   absl::Status Run(sm90::Product product, const sm90::GemmParams& product_params,
-                   const sm90::Plan& plan, const ExpertSegments& segments);
-  absl::Status ZeroPads(const ExpertSegments& segments, int tile_rows, void* wide_inner,
-                        void* hidden);
+                   const ExpertSegments& segments);
+  // Of padding that the tiles of both products do not reach; sums as PlanFor takes them.
+  struct Cut {
+    sm90::Product product;
+    int64_t sums;
+  };
+  absl::Status ZeroPads(const ExpertSegments& segments, const Cut& inner, void* wide_inner,
+                        const Cut& outer, void* hidden);
   absl::Status RowDots(const MlpDgradArgs& args);
   absl::Status GradWeights(const ExpertSegments& segments, const void* left, int64_t left_columns,
                            const void* right, int64_t right_columns, float* gradient);

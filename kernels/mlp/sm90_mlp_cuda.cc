@@ -1,7 +1,7 @@
 // Sm90Mlp: forward and the gradients of its inputs.
 #include "kernels/mlp/sm90_mlp.h"
 
-#include <utility>
+#include <algorithm>
 
 #include "base/status_macros.h"
 #include "kernels/cuda/status.h"
@@ -29,18 +29,26 @@ absl::StatusOr<std::unique_ptr<Sm90Mlp>> Sm90Mlp::Create(const MlpConfig& config
   return made;
 }
 
-absl::Status Sm90Mlp::Run(Product product, const GemmParams& product_params, const Plan& plan,
+Plan Sm90Mlp::PlanOf(Product product, int64_t sums, const ExpertSegments& segments) const {
+  const Plan plan = sm90::PlanFor(product, sums, segments);
+  if (!options_.kind.has_value() || !sm90::HasKind(product, *options_.kind)) return plan;
+  return {.kind = *options_.kind, .cluster = *options_.kind == sm90::TileKind::kNarrow ? 1 : 2};
+}
+
+absl::Status Sm90Mlp::Run(Product product, const GemmParams& product_params,
                           const ExpertSegments& segments) {
   GemmParams params = product_params;
-  params.grid.tile_rows = plan.tile_rows;
+  const Plan plan = PlanOf(product, params.sums, segments);
+  params.grid.tile_rows = sm90::RowsOf(plan.kind);
   params.grid.cluster = plan.cluster;
-  params.grid.group = plan.group;
-  params.stagger = plan.stagger;
-  params.fetch = plan.fetch;
+  if (product == Product::kGradWeights) {
+    params.grid.fixed_rows = sm90::CeilDiv(params.sums, params.grid.tile_rows);
+  }
   params.activation = config_.activation;
   for (const sm90::ExpertTable& table : sm90::MakeTables(segments)) {
     params.table = table;
     RETURN_IF_ERROR(CudaStatus(sm90::LaunchGemm({.product = product,
+                                                 .kind = plan.kind,
                                                  .token = config_.token_dtype,
                                                  .sms = sms_,
                                                  .stream = device_.stream()},
@@ -50,8 +58,10 @@ absl::Status Sm90Mlp::Run(Product product, const GemmParams& product_params, con
   return absl::OkStatus();
 }
 
-absl::Status Sm90Mlp::ZeroPads(const ExpertSegments& segments, int tile_rows, void* wide_inner,
-                               void* hidden) {
+absl::Status Sm90Mlp::ZeroPads(const ExpertSegments& segments, const Cut& inner, void* wide_inner,
+                               const Cut& outer, void* hidden) {
+  const int tile_rows = std::min(sm90::RowsOf(PlanOf(inner.product, inner.sums, segments).kind),
+                                 sm90::RowsOf(PlanOf(outer.product, outer.sums, segments).kind));
   const auto bytes = static_cast<int64_t>(DTypeSize(config_.token_dtype));
   ZeroPadsParams params;
   params.matrix[0] = hidden;
@@ -84,7 +94,6 @@ absl::Status Sm90Mlp::Forward(const MlpForwardArgs& args) {
   if (total == 0) return absl::OkStatus();
   RETURN_IF_ERROR(device_.MakeCurrent());
   RETURN_IF_ERROR(u_.Reserve(device_, total * config_.intermediate * 2));
-  const Plan plan = PlanOf(sm90::PlanForward(args.segments));
   const sm90::Maps maps(config_, total);
   const float* factors = config_.weighting == Weighting::kEarly ? args.recv_w : nullptr;
 
@@ -101,7 +110,7 @@ absl::Status Sm90Mlp::Forward(const MlpForwardArgs& args) {
   inner.extra_rows = args.h;
   inner.bias = config_.gate_up_bias ? weights.gate_up_bias : nullptr;
   inner.factors = factors;
-  RETURN_IF_ERROR(Run(Product::kInner, inner, plan, args.segments));
+  RETURN_IF_ERROR(Run(Product::kInner, inner, args.segments));
 
   GemmParams outer;
   ASSIGN_OR_RETURN(outer.left, maps.Operand(u_.data(), config_.intermediate));
@@ -114,8 +123,9 @@ absl::Status Sm90Mlp::Forward(const MlpForwardArgs& args) {
   outer.rows = args.z;
   outer.bias = config_.down_bias ? weights.down_bias : nullptr;
   outer.factors = factors;
-  RETURN_IF_ERROR(Run(Product::kOuter, outer, plan, args.segments));
-  return ZeroPads(args.segments, plan.tile_rows, args.h, args.z);
+  RETURN_IF_ERROR(Run(Product::kOuter, outer, args.segments));
+  return ZeroPads(args.segments, {Product::kInner, inner.sums}, args.h,
+                  {Product::kOuter, outer.sums}, args.z);
 }
 
 absl::Status Sm90Mlp::Dgrad(const MlpDgradArgs& args) {
@@ -130,7 +140,6 @@ absl::Status Sm90Mlp::Dgrad(const MlpDgradArgs& args) {
   RETURN_IF_ERROR(device_.MakeCurrent());
   const int64_t tiles = sm90::TilesOf(config_.intermediate);
   RETURN_IF_ERROR(partials_.Reserve(device_, tiles * total * 4));
-  const Plan plan = PlanOf({});
   const sm90::Maps maps(config_, total);
 
   GemmParams inner;
@@ -145,7 +154,7 @@ absl::Status Sm90Mlp::Dgrad(const MlpDgradArgs& args) {
   inner.factors = args.recv_w;
   inner.partials = args.grad_w != nullptr ? partials_.as<float>() : nullptr;
   inner.partial_rows = total;
-  RETURN_IF_ERROR(Run(Product::kGradInner, inner, plan, args.segments));
+  RETURN_IF_ERROR(Run(Product::kGradInner, inner, args.segments));
 
   GemmParams tokens;
   ASSIGN_OR_RETURN(tokens.left, maps.Operand(args.grad_h, 2 * config_.intermediate));
@@ -156,9 +165,10 @@ absl::Status Sm90Mlp::Dgrad(const MlpDgradArgs& args) {
   tokens.sums = static_cast<int>(2 * config_.intermediate);
   tokens.columns = static_cast<int>(config_.hidden);
   tokens.rows = args.grad_recv_x;
-  RETURN_IF_ERROR(Run(Product::kGradTokens, tokens, plan, args.segments));
+  RETURN_IF_ERROR(Run(Product::kGradTokens, tokens, args.segments));
   RETURN_IF_ERROR(RowDots(args));
-  return ZeroPads(args.segments, plan.tile_rows, args.grad_h, args.grad_recv_x);
+  return ZeroPads(args.segments, {Product::kGradInner, inner.sums}, args.grad_h,
+                  {Product::kGradTokens, tokens.sums}, args.grad_recv_x);
 }
 
 absl::Status Sm90Mlp::RowDots(const MlpDgradArgs& args) {

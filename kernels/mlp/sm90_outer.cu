@@ -5,7 +5,16 @@
 namespace expertd::sm90 {
 
 cudaError_t StartOuter(const GemmLaunch& launch, const GemmParams& params) {
-  return StartProduct<Product::kOuter>(launch, params);
+  if (launch.kind == TileKind::kWide) {
+    return StartKind<Product::kOuter, TileKind::kWide>(launch, params);
+  }
+  if (launch.kind == TileKind::kTurns) {
+    return StartKind<Product::kOuter, TileKind::kTurns>(launch, params);
+  }
+  if (launch.kind == TileKind::kNarrow) {
+    return StartKind<Product::kOuter, TileKind::kNarrow>(launch, params);
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace expertd::sm90

@@ -13,6 +13,8 @@ namespace {
 constexpr int64_t kColumnMultiple = 8;
 // Below so many rows for an expert, reading its weights takes longer than multiplying.
 constexpr int64_t kFewRows = 64;
+// Up to so long sums, storing a tile takes a good part of the time that making it does.
+constexpr int64_t kShortSums = 1024;
 
 }  // namespace
 
@@ -36,25 +38,36 @@ std::string Refusal(const MlpConfig& config) {
 }
 
 bool CanServe(const ExpertSegments& segments, std::initializer_list<const void*> matrices) {
-  if (segments.total > std::numeric_limits<int32_t>::max() - kWideRows) return false;
+  if (segments.total > std::numeric_limits<int32_t>::max() - kTileColumns) return false;
   return std::all_of(matrices.begin(), matrices.end(), [](const void* matrix) {
     return reinterpret_cast<uintptr_t>(matrix) % 16 == 0;
   });
 }
 
 std::string ToString(const Plan& plan) {
-  return StrCat("rows=", plan.tile_rows, " columns=", kTileColumns, " cluster=", plan.cluster,
-                " stagger=", plan.stagger, " group=", plan.group);
+  static constexpr const char* kNames[] = {"wide", "turns", "narrow"};
+  return StrCat(kNames[static_cast<int>(plan.kind)], " ", RowsOf(plan.kind), "x", kTileColumns,
+                " cluster=", plan.cluster);
 }
 
-Plan PlanForward(const ExpertSegments& segments) {
+bool HasKind(Product product, TileKind kind) {
+  if (kind == TileKind::kWide) return true;
+  if (kind == TileKind::kTurns) return product != Product::kGradInner;
+  return product == Product::kInner || product == Product::kOuter;
+}
+
+Plan PlanFor(Product product, int64_t sums, const ExpertSegments& segments) {
+  if (product == Product::kGradWeights) return {.kind = TileKind::kTurns};
+  if (product == Product::kGradInner) return {};
   int64_t rows = 0;
   int64_t busy = 0;
   for (int64_t count : *segments.counts) {
     rows += count;
     busy += count > 0 ? 1 : 0;
   }
-  if (rows <= kFewRows * busy) return {.tile_rows = kNarrowRows, .cluster = 1, .stagger = 0};
+  const bool forward = product == Product::kInner || product == Product::kOuter;
+  if (forward && rows <= kFewRows * busy) return {.kind = TileKind::kNarrow, .cluster = 1};
+  if (sums <= kShortSums) return {.kind = TileKind::kTurns};
   return {};
 }
 

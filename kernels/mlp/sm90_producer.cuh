@@ -20,8 +20,8 @@ template <typename C>
 __device__ __forceinline__ Box RightBox(const Work& work, int step, int block) {
   const int sum = step * kSumStep;
   if constexpr (C::product == Product::kInner) {
-    const int part = C::wide ? block / 2 : block % 2;
-    const int column = C::wide ? block % 2 : block / 2;
+    const int part = C::split_columns ? block % 2 : block / 2;
+    const int column = C::split_columns ? block / 2 : block % 2;
     return {work.tile.column * kTileColumns / 2 + column * 64, part, sum, work.expert};
   }
   const int at = work.tile.column * kTileColumns + block * 64;
@@ -40,7 +40,7 @@ __device__ __forceinline__ void LoadOperands(const GemmParams& p, const Layout<C
     const uint32_t to = layout.Block(stage, block);
     if (C::cluster == 1 || work.tile.share != Share::kLeft) {
       LoadBox(to, &p.left, full, LeftBox<C>(work, step, block));
-    } else if (block == rank) {
+    } else if (block % 2 == rank) {
       LoadBoxForPair(to, &p.left, full, LeftBox<C>(work, step, block));
     }
   }
@@ -69,24 +69,13 @@ __device__ __forceinline__ void LoadExtra(const GemmParams& p, const Layout<C>& 
   }
 }
 
-// The gradient that a tile's sums are added to comes into the L2 cache while they are made, so that
-// adding does not wait for memory.
-template <typename C>
-__device__ __forceinline__ void FetchGradient(const GemmParams& p, const Work& work) {
-  for (int column = 0; column < kTileColumns; column += 32) {
-    FetchBox(&p.extra,
-             {work.tile.column * kTileColumns + column, work.tile.row * C::rows, work.expert});
-  }
-}
-
 template <typename C>
 __device__ __forceinline__ void Produce(const GemmParams& p, const Layout<C>& layout, int rank) {
   TileWalk walk(p.grid, rank);
-  Ring ring;
+  Ring<C::stages> ring;
   Work work;
   const int clusters = gridDim.x / C::cluster;
   for (int unit = blockIdx.x / C::cluster; NextWork<C>(p, walk, unit, work); unit += clusters) {
-    if (C::weights && p.fetch > 0) FetchGradient<C>(p, work);
     for (int step = 0; step < work.steps + C::extra_stages; ++step) {
       Wait(layout.Empty(ring.stage), ring.phase ^ 1);
       if (C::extra_stages == 0 || step < work.steps) {

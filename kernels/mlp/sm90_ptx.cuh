@@ -85,11 +85,6 @@ template <int kThreads>
 __device__ __forceinline__ void NamedSync(int name) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "n"(kThreads) : "memory");
 }
-template <int kThreads>
-__device__ __forceinline__ void NamedArrive(int name) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(name), "n"(kThreads) : "memory");
-}
-
 template <int kRegisters>
 __device__ __forceinline__ void GiveRegisters() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -150,12 +145,6 @@ __device__ __forceinline__ void AddBox(const CUtensorMap* map, uint32_t from, co
       " [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
       "r"(from), "r"(at.c0), "r"(at.c1), "r"(at.c2), "r"(at.c3)
       : "memory");
-}
-// Brings a box from memory into the L2 cache.
-__device__ __forceinline__ void FetchBox(const CUtensorMap* map, const Box& at) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(map),
-               "r"(at.c0), "r"(at.c1), "r"(at.c2), "r"(at.c3)
-               : "memory");
 }
 __device__ __forceinline__ void CloseGroup() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");

@@ -39,11 +39,11 @@ absl::Status Sm90Mlp::GradWeights(const ExpertSegments& segments, const void* le
   ASSIGN_OR_RETURN(params.left, maps.Operand(left, left_columns));
   ASSIGN_OR_RETURN(params.right, maps.Operand(right, right_columns));
   ASSIGN_OR_RETURN(params.out, maps.Gradient(gradient, left_columns, right_columns));
-  ASSIGN_OR_RETURN(params.extra, maps.GradientTile(gradient, left_columns, right_columns));
+  params.extra = params.out;
   params.grid.columns = static_cast<int>(sm90::TilesOf(right_columns));
-  params.grid.fixed_rows = static_cast<int>((left_columns + sm90::kWideRows - 1) / sm90::kWideRows);
+  params.sums = static_cast<int>(left_columns);
   params.columns = static_cast<int>(right_columns);
-  return Run(sm90::Product::kGradWeights, params, PlanOf({}), segments);
+  return Run(sm90::Product::kGradWeights, params, segments);
 }
 
 absl::Status Sm90Mlp::BiasGradients(const MlpWgradArgs& args) {

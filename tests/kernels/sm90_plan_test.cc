@@ -54,11 +54,38 @@ TEST(Sm90Plan, ServesAlignedMatricesOfFewerThan2To31Rows) {
   EXPECT_FALSE(CanServe(many.view(), {memory}));
 }
 
-TEST(Sm90Plan, FewRowsGetNarrowTiles) {
-  EXPECT_EQ(PlanForward(Segments({0, 64, 0, 3}, 1).view()).tile_rows, kNarrowRows);
-  EXPECT_EQ(PlanForward(Segments({65}, 1).view()).tile_rows, kWideRows);
-  EXPECT_EQ(PlanForward(Segments({300, 1, 0}, 1).view()).tile_rows, kWideRows);
-  EXPECT_THAT(ToString(PlanForward(Segments({300}, 1).view())), HasSubstr("rows=128"));
+TEST(Sm90Plan, FewRowsGetNarrowTilesInForward) {
+  const auto kind = [](Product product, std::vector<int64_t> counts) {
+    return PlanFor(product, 7168, Segments(std::move(counts), 1).view()).kind;
+  };
+  for (const Product product : {Product::kInner, Product::kOuter}) {
+    EXPECT_EQ(kind(product, {0, 64, 0, 3}), TileKind::kNarrow);
+    EXPECT_EQ(kind(product, {65}), TileKind::kWide);
+    EXPECT_EQ(kind(product, {300, 1, 0}), TileKind::kWide);
+  }
+  EXPECT_EQ(kind(Product::kGradTokens, {3}), TileKind::kWide);
+  EXPECT_EQ(kind(Product::kGradInner, {3}), TileKind::kWide);
+}
+
+TEST(Sm90Plan, ShortSumsAndWeightGradientsTakeTurns) {
+  const Segments segments({3000}, 1);
+  EXPECT_EQ(PlanFor(Product::kOuter, 768, segments.view()).kind, TileKind::kTurns);
+  EXPECT_EQ(PlanFor(Product::kGradInner, 768, segments.view()).kind, TileKind::kWide);
+  EXPECT_EQ(PlanFor(Product::kGradWeights, 7168, segments.view()).kind, TileKind::kTurns);
+  EXPECT_THAT(ToString(PlanFor(Product::kOuter, 768, segments.view())), HasSubstr("turns 64x256"));
+}
+
+TEST(Sm90Plan, EveryPlanIsOfAKindThatTheProductHas) {
+  for (int product = 0; product <= static_cast<int>(Product::kGradWeights); ++product) {
+    for (const int64_t sums : {8, 768, 2048, 7168}) {
+      for (const int64_t count : {1, 64, 65, 4096}) {
+        const auto which = static_cast<Product>(product);
+        const Plan plan = PlanFor(which, sums, Segments({count, 0}, 8).view());
+        EXPECT_TRUE(HasKind(which, plan.kind)) << product << " " << ToString(plan);
+        EXPECT_EQ(plan.cluster, plan.kind == TileKind::kNarrow ? 1 : 2);
+      }
+    }
+  }
 }
 
 TEST(Sm90Plan, TablesHoldEveryExpertOnce) {
@@ -83,12 +110,12 @@ TEST(Sm90Plan, TablesHoldEveryExpertOnce) {
 
 TEST(Sm90Plan, PadsOutsideTilesAreThoseThatNoTileReaches) {
   const Segments segments({3, 0, 129, 512}, 512);
-  const std::vector<RowRange> pads = PadsOutsideTiles(segments.view(), 128);
+  const std::vector<RowRange> pads = PadsOutsideTiles(segments.view(), 64);
   ASSERT_EQ(pads.size(), 2u);
-  EXPECT_EQ(pads[0].begin, 128);
-  EXPECT_EQ(pads[0].rows, 384);
-  EXPECT_EQ(pads[1].begin, 512 + 256);
-  EXPECT_EQ(pads[1].rows, 256);
+  EXPECT_EQ(pads[0].begin, 64);
+  EXPECT_EQ(pads[0].rows, 448);
+  EXPECT_EQ(pads[1].begin, 512 + 192);
+  EXPECT_EQ(pads[1].rows, 320);
   EXPECT_TRUE(PadsOutsideTiles(Segments({3, 200}, 128).view(), 128).empty());
 }
 

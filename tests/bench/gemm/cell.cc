@@ -84,12 +84,10 @@ absl::Status Cell::Fill(Direction direction, sm90::GemmParams& params) const {
     ASSIGN_OR_RETURN(params.left, maps.Operand(x_.data(), shape_.sums));
     ASSIGN_OR_RETURN(params.right, maps.Operand(g_.data(), shape_.columns));
     ASSIGN_OR_RETURN(params.out, maps.Gradient(grad_w_.as<float>(), shape_.sums, shape_.columns));
-    ASSIGN_OR_RETURN(params.extra,
-                     maps.GradientTile(grad_w_.as<float>(), shape_.sums, shape_.columns));
+    params.sums = static_cast<int>(shape_.sums);
     params.columns = static_cast<int>(shape_.columns);
-    params.grid.fixed_rows = static_cast<int>((shape_.sums + 127) / 128);
   }
-  if (direction != Direction::kWgrad) params.extra = params.out;
+  params.extra = params.out;
   params.grid.columns = static_cast<int>(sm90::TilesOf(params.columns));
   return absl::OkStatus();
 }
@@ -99,14 +97,16 @@ absl::Status Cell::Run(Direction direction, const sm90::Plan& plan) {
                                                 sm90::Product::kGradWeights};
   sm90::GemmParams params;
   RETURN_IF_ERROR(Fill(direction, params));
-  params.grid.tile_rows = plan.tile_rows;
+  params.grid.tile_rows = sm90::RowsOf(plan.kind);
+  if (direction == Direction::kWgrad) {
+    params.grid.fixed_rows = sm90::CeilDiv(params.sums, params.grid.tile_rows);
+  }
+  params.probe = probe;
   params.grid.cluster = plan.cluster;
-  params.grid.group = plan.group;
-  params.stagger = plan.stagger;
-  params.fetch = plan.fetch;
   for (const sm90::ExpertTable& table : sm90::MakeTables({&counts_, &padded_, total_})) {
     params.table = table;
     RETURN_IF_ERROR(CudaStatus(sm90::LaunchGemm({.product = kProducts[static_cast<int>(direction)],
+                                                 .kind = plan.kind,
                                                  .token = DType::kBF16,
                                                  .sms = 132,
                                                  .stream = device_.stream()},

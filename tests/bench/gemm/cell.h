@@ -43,6 +43,8 @@ class Cell {
   absl::StatusOr<bool> Check(Direction direction, const sm90::Plan& plan);
   double Flops() const;
 
+  int probe = 0;
+
  private:
   Cell(CudaDevice& device, const Shape& shape, std::vector<int64_t> counts)
       : device_(device), shape_(shape), counts_(std::move(counts)) {}
