@@ -25,15 +25,20 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const Layout<C>& la
   Work work;
   float sum[C::sums] = {};
   const int clusters = gridDim.x / C::cluster;
-  int turn = 0;
+  [[maybe_unused]] int turn = 0;
   for (int unit = blockIdx.x / C::cluster; NextWork<C>(p, walk, unit, work); unit += clusters) {
-    if (C::turns && turn++ % kConsumers != self.consumer) {
-      ring.Skip(work.steps);
-      continue;
+    const bool more = C::turns && walk.Find(p.table, unit + clusters).expert >= 0;
+    if constexpr (C::turns) {
+      const int now = turn++;
+      if (now % kConsumers != self.consumer) {
+        ring.Skip(work.steps);
+        continue;
+      }
+      if (now > 0) NamedSync<256>(kTurnBarrier + self.consumer);
     }
     const int row = work.begin + work.tile.row * C::rows + LeftBlock<C>(self) * 64;
     if (C::weights || row < work.data_end) {
-      Accumulate<C>(sum, layout, work, ring, self);
+      Accumulate<C>(sum, layout, work, ring, self, more);
     } else {
       PassOver<C>(layout, work, ring, self);
     }
