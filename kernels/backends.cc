@@ -16,11 +16,13 @@
 #include "kernels/cpu/loopback_transport.h"
 #include "kernels/cpu/onednn_mlp.h"
 #include "kernels/cpu/plain_mlp.h"
+#include "kernels/mlp/sm90_plan.h"
 
 #if EXPERTD_WITH_CUDA
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/ep/nccl_ep.h"
 #include "kernels/mlp/cublaslt_mlp.h"
+#include "kernels/mlp/sm90_mlp.h"
 #include "kernels/optim/optim_cuda.h"
 #include "kernels/router/router_cuda.h"
 #endif
@@ -40,7 +42,9 @@ absl::StatusOr<std::unique_ptr<EpBackend>> MakeCudaEp(Device& device, const EpGr
                                                       const EpBootstrap& bootstrap) {
   return NcclEp::Create(config, bootstrap, Cuda(device));
 }
-absl::StatusOr<std::unique_ptr<ExpertMlp>> MakeCudaMlp(Device& device, const MlpConfig& config) {
+absl::StatusOr<std::unique_ptr<ExpertMlp>> MakeCudaMlp(std::string_view name, Device& device,
+                                                       const MlpConfig& config) {
+  if (name == "sm90") return Sm90Mlp::Create(config, Cuda(device));
   return CublasLtMlp::Create(config, Cuda(device));
 }
 std::unique_ptr<RouterKernels> MakeCudaRouter(Device& device) {
@@ -63,12 +67,20 @@ absl::StatusOr<std::unique_ptr<EpBackend>> MakeCudaEp(Device&, const EpGroupConf
                                                       const EpBootstrap&) {
   return NoCuda();
 }
-absl::StatusOr<std::unique_ptr<ExpertMlp>> MakeCudaMlp(Device&, const MlpConfig&) {
+absl::StatusOr<std::unique_ptr<ExpertMlp>> MakeCudaMlp(std::string_view, Device&,
+                                                       const MlpConfig&) {
   return NoCuda();
 }
 std::unique_ptr<RouterKernels> MakeCudaRouter(Device&) { return nullptr; }
 std::unique_ptr<OptimKernels> MakeCudaOptim(Device&) { return nullptr; }
 #endif
+
+// The fastest expert MLP that can serve a config.
+std::string_view DefaultExpertMlp(const Device& device, const MlpConfig& config) {
+  if (device.facts().kind == "cpu") return "onednn";
+  const bool hopper = device.facts().compute_capability == "9.0";
+  return hopper && sm90::Refusal(config).empty() ? "sm90" : "cublaslt";
+}
 
 bool IsCpu(const Device& device) { return device.facts().kind == "cpu"; }
 
@@ -90,9 +102,8 @@ Support GpuLater(std::string_view name, const Device& device, std::string_view n
   return IsCpu(device) ? GpuOnly(name, device, need) : Unsupported(name, "not available yet");
 }
 
-// A recipe or implementation for GPUs of the given compute capabilities, for which this build has
-// no code yet.
-Support GpuRecipe(std::string_view name, const Device& device,
+// For GPUs of the given compute capabilities only.
+Support GpuModels(std::string_view name, const Device& device,
                   const std::vector<std::string_view>& capabilities) {
   std::string need = "a GPU of compute capability ";
   bool fits = false;
@@ -101,12 +112,18 @@ Support GpuRecipe(std::string_view name, const Device& device,
     fits = fits || capabilities[i] == device.facts().compute_capability;
   }
   if (IsCpu(device)) return GpuOnly(name, device, need);
-  if (fits) {
-    return Unsupported(name, StrCat("not built yet: ", device.facts().name,
-                                    " has the hardware, this build has no kernels for it"));
-  }
+  if (fits) return Supported(name);
   return Unsupported(name,
                      StrCat("needs ", need, "; this one has ", device.facts().compute_capability));
+}
+
+// A recipe for such GPUs, which has no code yet.
+Support GpuRecipe(std::string_view name, const Device& device,
+                  const std::vector<std::string_view>& capabilities) {
+  Support support = GpuModels(name, device, capabilities);
+  if (!support.supported) return support;
+  return Unsupported(name, StrCat("not built yet: ", device.facts().name,
+                                  " has the hardware, this build has no kernels for it"));
 }
 
 // The entry of `name`, or an error that says why it cannot be had.
@@ -166,7 +183,7 @@ std::vector<Support> ListExpertMlps(const Device& device) {
   Support onednn = CpuOnly("onednn", device);
   if (onednn.supported) onednn.reason = OnednnNote();
   return {CpuOnly("plain", device), std::move(onednn), GpuOnly("cublaslt", device, "an NVIDIA GPU"),
-          GpuRecipe("sm90", device, {"9.0"})};
+          GpuModels("sm90", device, {"9.0"})};
 }
 
 std::string_view DefaultEpBackend(const Device& device) { return IsCpu(device) ? "gloo" : "nccl"; }
@@ -187,7 +204,7 @@ absl::StatusOr<std::unique_ptr<EpBackend>> CreateEpBackend(std::string_view name
 
 absl::StatusOr<std::unique_ptr<ExpertMlp>> CreateExpertMlp(std::string_view name, Device& device,
                                                            const MlpConfig& config) {
-  if (name.empty()) name = IsCpu(device) ? "onednn" : "cublaslt";
+  if (name.empty()) name = DefaultExpertMlp(device, config);
   RETURN_IF_ERROR(Require(ListExpertMlps(device), "expert MLP", name));
   for (DType dtype : {config.token_dtype, config.weight_dtype}) {
     if (IsFloat(dtype)) continue;
@@ -195,7 +212,7 @@ absl::StatusOr<std::unique_ptr<ExpertMlp>> CreateExpertMlp(std::string_view name
         .Text("expert MLP ", name, ": got ", DTypeName(dtype),
               ", need DTYPE_F32, DTYPE_F16 or DTYPE_BF16");
   }
-  if (!IsCpu(device)) return MakeCudaMlp(device, config);
+  if (!IsCpu(device)) return MakeCudaMlp(name, device, config);
   if (name == "plain") return CreatePlainMlp(config);
   return CreateOnednnMlp(config);
 }

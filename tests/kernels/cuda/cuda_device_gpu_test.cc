@@ -152,15 +152,18 @@ TEST(CudaBackends, AGpuListsWhatItServesAndWhyNot) {
   EXPECT_EQ(reason(ListEpBackends(*device), "nccl_lsa"), "not available yet");
   EXPECT_THAT(reason(ListEpBackends(*device), "gloo"), testing::HasSubstr("cpu"));
   EXPECT_EQ(reason(ListExpertMlps(*device), "cublaslt"), "supported");
+  EXPECT_EQ(reason(ListExpertMlps(*device), "sm90"), "supported");
   EXPECT_EQ(reason(ListRecipes(*device), "bf16"), "supported");
   EXPECT_EQ(reason(ListRecipes(*device), "f16"), "supported");
   EXPECT_EQ(reason(ListRecipes(*device), "f32"), "supported");
   EXPECT_THAT(reason(ListRecipes(*device), "fp8_current"), testing::HasSubstr("not built yet"));
   EXPECT_THAT(reason(ListRecipes(*device), "nvfp4"), testing::HasSubstr("10.0"));
   EXPECT_EQ(DefaultEpBackend(*device), "nccl");
-  EXPECT_EQ(
-      (*CreateExpertMlp("", *device, {.local_experts = 1, .hidden = 8, .intermediate = 8}))->name(),
-      "cublaslt");
+  MlpConfig config = {.local_experts = 1, .hidden = 8, .intermediate = 8};
+  EXPECT_EQ((*CreateExpertMlp("", *device, config))->name(), "sm90");
+  config.hidden = 9;
+  EXPECT_EQ((*CreateExpertMlp("", *device, config))->name(), "cublaslt");
+  EXPECT_EQ((*CreateExpertMlp("sm90", *device, config))->name(), "sm90");
 }
 
 }  // namespace

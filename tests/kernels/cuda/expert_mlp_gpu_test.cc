@@ -3,12 +3,13 @@
 
 #include "kernels/mlp/cublaslt_mlp.h"
 #include "kernels/mlp/row_waves.h"
+#include "kernels/mlp/sm90_mlp.h"
 #include "tests/kernels/cuda/gpu_memory.h"
 
 namespace expertd {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Gpu, ExpertMlpTest, testing::Values("cublaslt"),
+INSTANTIATE_TEST_SUITE_P(Gpu, ExpertMlpTest, testing::Values("cublaslt", "sm90"),
                          [](const auto& info) { return info.param; });
 
 TEST(RowWaves, CoverEveryDataRowOnceWithinTheirLimits) {
@@ -122,6 +123,86 @@ TEST_F(WavesGpu, WgradIsThatOfOneWave) {
     ASSERT_NEAR(results[0][i], results[1][i], 37 * 0x1p-22 * 264) << i;
   }
 }
+
+// Every kind of tile, on few blocks so that each makes many tiles.
+class Sm90KindsGpu : public testing::TestWithParam<sm90::TileKind> {
+ protected:
+  std::unique_ptr<ExpertMlp> Make(const MlpConfig& config) {
+    auto mlp =
+        Sm90Mlp::Create(config, static_cast<CudaDevice&>(*device_), {.sms = 4, .kind = GetParam()});
+    EXPECT_TRUE(mlp.ok()) << mlp.status();
+    return std::make_unique<StagedMlp>(config, *device_, *std::move(mlp));
+  }
+  std::unique_ptr<ExpertMlp> Default(const MlpConfig& config) {
+    return std::make_unique<StagedMlp>(config, *device_,
+                                       *CreateExpertMlp("sm90", *device_, config));
+  }
+  std::unique_ptr<Device> device_ = *CreateDevice("cuda:0");
+};
+
+TEST_P(Sm90KindsGpu, ForwardAndDgradAreWithinTheirBounds) {
+  for (const Case& c : Cases()) {
+    SCOPED_TRACE(c.name);
+    Layer layer(c);
+    auto mlp = Make(c.config);
+    ASSERT_TRUE(mlp->Forward({.segments = layer.segments(),
+                              .weights = layer.weights(),
+                              .recv_x = layer.recv_x.data(),
+                              .recv_w = layer.recv_w.data(),
+                              .h = layer.h.data(),
+                              .z = layer.z.data()})
+                    .ok());
+    CheckForward(layer);
+    std::mt19937 random(10);
+    layer.FillRows(layer.h, 2 * layer.i_size, random);
+    ASSERT_TRUE(mlp->Dgrad({.segments = layer.segments(),
+                            .weights = layer.weights(),
+                            .h = layer.h.data(),
+                            .recv_w = layer.recv_w.data(),
+                            .grad_out = layer.grad_out.data(),
+                            .grad_h = layer.grad_h.data(),
+                            .grad_recv_x = layer.grad_x.data(),
+                            .grad_w = layer.grad_w.data()})
+                    .ok());
+    CheckDgrad(layer);
+  }
+}
+
+// Sums in the same order whatever the tiles, for the tensor cores add 16 products at a time.
+TEST_P(Sm90KindsGpu, GradientsHaveTheBitsOfEveryOtherKind) {
+  for (const Case& c : Cases()) {
+    if (!sm90::Refusal(c.config).empty()) continue;
+    SCOPED_TRACE(c.name);
+    std::vector<float> results[2];
+    for (std::vector<float>& result : results) {
+      Layer layer(c);
+      std::mt19937 random(12);
+      layer.FillRows(layer.h, 2 * layer.i_size, random);
+      layer.FillRows(layer.grad_h, 2 * layer.i_size, random);
+      std::vector<float> gate_up(static_cast<size_t>(layer.gate_up.size()), 0.5f);
+      std::vector<float> down(static_cast<size_t>(layer.down.size()), 0.25f);
+      std::vector<float> gate_up_bias(layer.gate_up_bias.size());
+      std::vector<float> down_bias(layer.down_bias.size());
+      auto mlp = &result == results ? Make(c.config) : Default(c.config);
+      ASSERT_TRUE(mlp->Wgrad({.segments = layer.segments(),
+                              .recv_x = layer.recv_x.data(),
+                              .h = layer.h.data(),
+                              .recv_w = layer.recv_w.data(),
+                              .grad_out = layer.grad_out.data(),
+                              .grad_h = layer.grad_h.data(),
+                              .gradients = {gate_up.data(), down.data(), gate_up_bias.data(),
+                                            down_bias.data()}})
+                      .ok());
+      result = gate_up;
+      result.insert(result.end(), down.begin(), down.end());
+    }
+    EXPECT_EQ(results[0], results[1]);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, Sm90KindsGpu,
+                         testing::Values(sm90::TileKind::kWide, sm90::TileKind::kTurns,
+                                         sm90::TileKind::kNarrow));
 
 }  // namespace
 }  // namespace expertd

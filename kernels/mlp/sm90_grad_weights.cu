@@ -1,0 +1,17 @@
+// Instances of the grouped matrix product that makes weight gradients.
+#include "kernels/mlp/sm90_kernel.cuh"
+#include "kernels/mlp/sm90_products.h"
+
+namespace expertd::sm90 {
+
+cudaError_t StartGradWeights(const GemmLaunch& launch, const GemmParams& params) {
+  if (launch.kind == TileKind::kWide) {
+    return StartKind<Product::kGradWeights, TileKind::kWide>(launch, params);
+  }
+  if (launch.kind == TileKind::kTurns) {
+    return StartKind<Product::kGradWeights, TileKind::kTurns>(launch, params);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace expertd::sm90

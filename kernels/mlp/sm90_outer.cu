@@ -1,0 +1,20 @@
+// Instances of the grouped matrix product that makes z.
+#include "kernels/mlp/sm90_kernel.cuh"
+#include "kernels/mlp/sm90_products.h"
+
+namespace expertd::sm90 {
+
+cudaError_t StartOuter(const GemmLaunch& launch, const GemmParams& params) {
+  if (launch.kind == TileKind::kWide) {
+    return StartKind<Product::kOuter, TileKind::kWide>(launch, params);
+  }
+  if (launch.kind == TileKind::kTurns) {
+    return StartKind<Product::kOuter, TileKind::kTurns>(launch, params);
+  }
+  if (launch.kind == TileKind::kNarrow) {
+    return StartKind<Product::kOuter, TileKind::kNarrow>(launch, params);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace expertd::sm90

@@ -1,0 +1,88 @@
+// expertd_gemm_bench: TFLOP/s of the grouped products beside a dense cuBLASLt product of the size.
+//
+// Every cell is checked on the buffers that are timed; a wrong one is not timed. TFLOP/s count data
+// rows only, not padding. wgrad adds to f32.
+#include <cstdio>
+#include <iostream>
+#include <string>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "base/status_macros.h"
+#include "base/strings.h"
+#include "kernels/backends.h"
+#include "tests/bench/gemm/cell.h"
+
+ABSL_FLAG(int, iterations, 30, "timed repetitions");
+ABSL_FLAG(int, cells, 99, "only the first so many shapes");
+ABSL_FLAG(bool, sweep, false, "several plans of each cell");
+
+namespace expertd::bench {
+namespace {
+
+const Shape kShapes[] = {
+    {32, 65536, 4096, 7168}, {64, 65536, 2048, 768},  {32, 65536, 7168, 2048},
+    {8, 16384, 4096, 7168},  {8, 16384, 7168, 2048},  {32, 16384, 4096, 7168},
+    {32, 32768, 4096, 7168}, {32, 32768, 7168, 2048}, {8, 16384, 28672, 4096},
+    {8, 16384, 4096, 14336}, {64, 65536, 1536, 2048},
+};
+
+absl::Status Print(CudaDevice& device, Cell& cell, Direction direction, const sm90::Plan& plan,
+                   const std::string& title) {
+  ASSIGN_OR_RETURN(const bool right, cell.Check(direction, plan));
+  if (!right && cell.probe == 0) {
+    std::printf("%s %s WRONG\n", title.c_str(), sm90::ToString(plan).c_str());
+    return absl::OkStatus();
+  }
+  const int iterations = absl::GetFlag(FLAGS_iterations);
+  ASSIGN_OR_RETURN(const Medians micros,
+                   MedianMicros(
+                       device, iterations, [&] { return cell.Run(direction, plan); },
+                       [&] { return cell.RunDense(direction); }));
+  std::printf("%s %s p%d %.0f us %.0f dense %.0f\n", title.c_str(), sm90::ToString(plan).c_str(),
+              cell.probe, micros.first, cell.Flops() / micros.first / 1e6,
+              cell.Flops() / micros.second / 1e6);
+  std::fflush(stdout);
+  return absl::OkStatus();
+}
+
+absl::Status RunAll() {
+  ASSIGN_OR_RETURN(std::unique_ptr<Device> made, CreateDevice("cuda:0"));
+  auto& device = static_cast<CudaDevice&>(*made);
+  const std::vector<sm90::Plan> plans = {{}, {.kind = sm90::TileKind::kTurns}};
+  int left = absl::GetFlag(FLAGS_cells);
+  for (const Shape& shape : kShapes) {
+    if (left-- <= 0) break;
+    const std::string title =
+        StrCat("E", shape.experts, " ", shape.rows, "x", shape.columns, "x", shape.sums, " ");
+    ASSIGN_OR_RETURN(auto even, Cell::Create(device, shape, EvenCounts(shape)));
+    for (const Direction direction : {Direction::kForward, Direction::kDgrad, Direction::kWgrad}) {
+      for (const sm90::Plan& plan : plans) {
+        for (int probe = 0;
+             probe < (direction == Direction::kWgrad && absl::GetFlag(FLAGS_sweep) ? 3 : 1);
+             ++probe) {
+          even->probe = probe;
+          RETURN_IF_ERROR(Print(device, *even, direction, plan,
+                                title + kDirectionNames[static_cast<int>(direction)]));
+        }
+      }
+    }
+    even.reset();
+    ASSIGN_OR_RETURN(auto skewed, Cell::Create(device, shape, SkewedCounts(shape, 5)));
+    RETURN_IF_ERROR(Print(device, *skewed, Direction::kForward, {}, title + "skewed"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace expertd::bench
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("times the grouped matrix products of the sm90 experts");
+  absl::ParseCommandLine(argc, argv);
+  const absl::Status status = expertd::bench::RunAll();
+  if (status.ok()) return 0;
+  std::cerr << "expertd_gemm_bench: " << status.message() << "\n";
+  return 1;
+}
