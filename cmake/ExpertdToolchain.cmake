@@ -76,7 +76,8 @@ if(NOT EXPERTD_CUDA STREQUAL "OFF")
     endif()
     find_package(CUDAToolkit REQUIRED)
     add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-gencode=arch=compute_90a,code=sm_90a>"
-                        $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
+                        $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>
+                        $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)  # a tenth of the bytes
     # The driver is never linked: programs start on machines without one.
     add_library(expertd_cuda_toolkit INTERFACE)
     target_include_directories(expertd_cuda_toolkit SYSTEM INTERFACE ${EXPERTD_NCCL_INCLUDE})

@@ -14,10 +14,12 @@
 #include "kernels/cpu/float_convert.h"
 #include "kernels/cpu/gloo_transport.h"
 #include "kernels/cpu/loopback_transport.h"
-#include "kernels/cpu/onednn_mlp.h"
 #include "kernels/cpu/plain_mlp.h"
 #include "kernels/mlp/sm90_plan.h"
 
+#if EXPERTD_WITH_ONEDNN
+#include "kernels/cpu/onednn_mlp.h"
+#endif
 #if EXPERTD_WITH_CUDA
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/ep/nccl_ep.h"
@@ -77,7 +79,7 @@ std::unique_ptr<OptimKernels> MakeCudaOptim(Device&) { return nullptr; }
 
 // The fastest expert MLP that can serve a config.
 std::string_view DefaultExpertMlp(const Device& device, const MlpConfig& config) {
-  if (device.facts().kind == "cpu") return "onednn";
+  if (device.facts().kind == "cpu") return EXPERTD_WITH_ONEDNN ? "onednn" : "plain";
   const bool hopper = device.facts().compute_capability == "9.0";
   return hopper && sm90::Refusal(config).empty() ? "sm90" : "cublaslt";
 }
@@ -92,6 +94,23 @@ Support Unsupported(std::string_view name, std::string reason) {
 Support CpuOnly(std::string_view name, const Device& device) {
   return IsCpu(device) ? Supported(name) : Unsupported(name, "runs on the cpu device only");
 }
+
+#if EXPERTD_WITH_ONEDNN
+Support OnednnSupport(const Device& device) {
+  Support onednn = CpuOnly("onednn", device);
+  if (onednn.supported) onednn.reason = OnednnNote();
+  return onednn;
+}
+std::unique_ptr<ExpertMlp> MakeOnednnMlp(const MlpConfig& config) {
+  return CreateOnednnMlp(config);
+}
+#else
+Support OnednnSupport(const Device& device) {
+  const Support onednn = CpuOnly("onednn", device);
+  return onednn.supported ? Unsupported("onednn", "this build is without oneDNN") : onednn;
+}
+std::unique_ptr<ExpertMlp> MakeOnednnMlp(const MlpConfig&) { return nullptr; }  // never asked for
+#endif
 
 Support GpuOnly(std::string_view name, const Device& device, std::string_view need) {
   return IsCpu(device) ? Unsupported(name, StrCat("needs ", need, "; ", kNoCuda)) : Supported(name);
@@ -180,10 +199,8 @@ std::vector<Support> ListRecipes(const Device& device) {
 }
 
 std::vector<Support> ListExpertMlps(const Device& device) {
-  Support onednn = CpuOnly("onednn", device);
-  if (onednn.supported) onednn.reason = OnednnNote();
-  return {CpuOnly("plain", device), std::move(onednn), GpuOnly("cublaslt", device, "an NVIDIA GPU"),
-          GpuModels("sm90", device, {"9.0"})};
+  return {CpuOnly("plain", device), OnednnSupport(device),
+          GpuOnly("cublaslt", device, "an NVIDIA GPU"), GpuModels("sm90", device, {"9.0"})};
 }
 
 std::string_view DefaultEpBackend(const Device& device) { return IsCpu(device) ? "gloo" : "nccl"; }
@@ -214,7 +231,7 @@ absl::StatusOr<std::unique_ptr<ExpertMlp>> CreateExpertMlp(std::string_view name
   }
   if (!IsCpu(device)) return MakeCudaMlp(name, device, config);
   if (name == "plain") return CreatePlainMlp(config);
-  return CreateOnednnMlp(config);
+  return MakeOnednnMlp(config);
 }
 
 std::unique_ptr<RouterKernels> CreateRouterKernels(Device& device) {

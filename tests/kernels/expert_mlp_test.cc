@@ -6,7 +6,6 @@
 
 #include "kernels/backends.h"
 #include "kernels/cpu/cpu_device.h"
-#include "kernels/cpu/onednn_mlp.h"
 #include "tests/kernels/mlp_layer.h"
 #include "tests/kernels/mlp_reference.h"
 #include "tests/kernels/staged_mlp.h"
@@ -319,20 +318,6 @@ TEST_P(ExpertMlpTest, EveryThreadCountIsWithinTheBound) {
 
 INSTANTIATE_TEST_SUITE_P(Cpu, ExpertMlpTest, testing::Values("plain", "onednn"),
                          [](const auto& info) { return info.param; });
-
-TEST(OnednnRowClass, IsNeverSmallerAndAtMostAnEighthMore) {
-  int64_t classes = 0;
-  for (int64_t rows = 1; rows <= 512; ++rows) {
-    const int64_t padded = OnednnRowClass(rows);
-    ASSERT_GE(padded, rows);
-    ASSERT_EQ(OnednnRowClass(padded), padded);
-    if (rows >= 128) {
-      ASSERT_LE(padded * 8, rows * 9 + 8);
-    }
-    if (padded == rows) ++classes;
-  }
-  EXPECT_LE(classes, 32) << "each class is a primitive per product";
-}
 
 }  // namespace
 }  // namespace expertd
