@@ -8,7 +8,6 @@ namespace expertd::sm90 {
 
 // Names of barriers between warps; 0 is __syncthreads.
 inline constexpr int kMaskBarrier = 1;  // and 2: one for each consumer
-inline constexpr int kTurnBarrier = 3;  // and 4: the consumer may go on with its next tile
 
 // Who a consumer thread is.
 struct Self {
@@ -64,13 +63,11 @@ __device__ __forceinline__ void MultiplyStage(float (&sum)[C::sums], const Layou
   }
 }
 
-// The sums of a tile. When consumers take turns and there is a next tile, the other consumer is
-// sent to its first stage once this one has all of its own: parities tell neighbouring rounds of
-// the ring apart, but not rounds further away.
+// The sums of a tile.
 template <typename C>
 __device__ __forceinline__ void Accumulate(float (&sum)[C::sums], const Layout<C>& layout,
                                            const Work& work, Ring<C::stages>& ring,
-                                           const Self& self, bool more) {
+                                           const Self& self) {
   int last = 0;
 #pragma unroll
   for (float& value : sum) value = 0.0f;
@@ -83,9 +80,6 @@ __device__ __forceinline__ void Accumulate(float (&sum)[C::sums], const Layout<C
     MatrixFence();
     MultiplyStage<C>(sum, layout, ring.stage, self);
     MatrixCommit();
-    if (C::turns && more && step == work.steps - 1) {
-      NamedArrive<256>(kTurnBarrier + (self.consumer ^ 1));
-    }
     MatrixWait<1>();
     if (step > 0) Release(layout, last, self.lane);
     last = ring.stage;

@@ -246,11 +246,7 @@ __device__ __forceinline__ void FinishWeights(float (&sum)[C::sums], const GemmP
     FenceAsync();
     __syncwarp();
     if (self.lane == 0) {
-      if (p.probe == 1)
-        StoreBox(&p.out, buffer,
-                 {column + c * 32, work.tile.row * C::rows + warp * 16, work.expert});
-      else if (p.probe == 0)
-        AddBox(&p.out, buffer, {column + c * 32, work.tile.row * C::rows + warp * 16, work.expert});
+      AddBox(&p.out, buffer, {column + c * 32, work.tile.row * C::rows + warp * 16, work.expert});
       CloseGroup();
     }
   }

@@ -28,7 +28,6 @@ struct GemmParams {
   TileGrid grid;
   int sums = 0;     // length of the sums; of kGradWeights, whose sums are over rows, dW's rows
   int columns = 0;  // of the output; of [gate] and of [up] alone for kInner and kGradInner
-  int probe = 0;
   Activation activation = Activation::kSilu;
   void* rows = nullptr;            // u, z, grad_h or grad_x
   void* extra_rows = nullptr;      // kInner: h or null

@@ -8,9 +8,6 @@ cudaError_t StartGradTokens(const GemmLaunch& launch, const GemmParams& params) 
   if (launch.kind == TileKind::kWide) {
     return StartKind<Product::kGradTokens, TileKind::kWide>(launch, params);
   }
-  if (launch.kind == TileKind::kTurns) {
-    return StartKind<Product::kGradTokens, TileKind::kTurns>(launch, params);
-  }
   return cudaErrorInvalidValue;
 }
 

@@ -8,9 +8,6 @@ cudaError_t StartGradWeights(const GemmLaunch& launch, const GemmParams& params)
   if (launch.kind == TileKind::kWide) {
     return StartKind<Product::kGradWeights, TileKind::kWide>(launch, params);
   }
-  if (launch.kind == TileKind::kTurns) {
-    return StartKind<Product::kGradWeights, TileKind::kTurns>(launch, params);
-  }
   return cudaErrorInvalidValue;
 }
 

@@ -8,9 +8,6 @@ cudaError_t StartInner(const GemmLaunch& launch, const GemmParams& params) {
   if (launch.kind == TileKind::kWide) {
     return StartKind<Product::kInner, TileKind::kWide>(launch, params);
   }
-  if (launch.kind == TileKind::kTurns) {
-    return StartKind<Product::kInner, TileKind::kTurns>(launch, params);
-  }
   if (launch.kind == TileKind::kNarrow) {
     return StartKind<Product::kInner, TileKind::kNarrow>(launch, params);
   }

@@ -25,20 +25,10 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const Layout<C>& la
   Work work;
   float sum[C::sums] = {};
   const int clusters = gridDim.x / C::cluster;
-  [[maybe_unused]] int turn = 0;
   for (int unit = blockIdx.x / C::cluster; NextWork<C>(p, walk, unit, work); unit += clusters) {
-    const bool more = C::turns && walk.Find(p.table, unit + clusters).expert >= 0;
-    if constexpr (C::turns) {
-      const int now = turn++;
-      if (now % kConsumers != self.consumer) {
-        ring.Skip(work.steps);
-        continue;
-      }
-      if (now > 0) NamedSync<256>(kTurnBarrier + self.consumer);
-    }
     const int row = work.begin + work.tile.row * C::rows + LeftBlock<C>(self) * 64;
     if (C::weights || row < work.data_end) {
-      Accumulate<C>(sum, layout, work, ring, self, more);
+      Accumulate<C>(sum, layout, work, ring, self);
     } else {
       PassOver<C>(layout, work, ring, self);
     }
@@ -68,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, 1) GemmKernel(const __grid_constant_
     PrefetchMap(&p.out);
     for (int stage = 0; stage < C::stages; ++stage) {
       InitBarrier(layout.Full(stage), 1);
-      InitBarrier(layout.Empty(stage), C::readers * C::cluster);
+      InitBarrier(layout.Empty(stage), kConsumerWarps * C::cluster);
     }
     PublishBarriers();
   }

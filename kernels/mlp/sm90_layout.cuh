@@ -22,7 +22,6 @@ struct Config {
   using T = Element;
   static constexpr Product product = kProduct;
   static constexpr int rows = RowsOf(kKind);
-  static constexpr bool turns = kKind == TileKind::kTurns;
   static constexpr bool split_rows = kKind == TileKind::kWide;
   static constexpr bool split_columns = kKind == TileKind::kNarrow;
   static constexpr int cluster = split_columns ? 1 : 2;
@@ -34,11 +33,8 @@ struct Config {
   static constexpr Major right_major =
       product == Product::kGradInner || product == Product::kGradTokens ? kMajorK : kMajorMN;
   static constexpr int sums = split_columns ? 64 : 128;  // of one thread
-  // What turns save in a stage they need as further stages: theirs last half as long.
-  static constexpr int stages = turns ? 5 : 4;
-  static constexpr int buffers = turns ? 1 : 2;  // of one warp
-  // Warps of one block that read a stage.
-  static constexpr int readers = turns ? kConsumerWarps / 2 : kConsumerWarps;
+  static constexpr int stages = 4;
+  static constexpr int buffers = 2;  // of one warp
   // Stages with h that follow the sums of a tile, 64 columns each.
   static constexpr int extra_stages = product == Product::kGradInner ? kTileColumns / 64 : 0;
   static constexpr int staging_offset = stages * stage_bytes;
@@ -60,11 +56,6 @@ struct Ring {
       phase ^= 1;
     }
   }
-  __device__ __forceinline__ void Skip(int stages) {
-    stage += stages;
-    phase ^= stage / kStages % 2;
-    stage %= kStages;
-  }
 };
 
 // Addresses in shared memory. A stage has the left operand's blocks, then the right one's.
@@ -84,7 +75,7 @@ struct Layout {
   __device__ __forceinline__ uint32_t Full(int stage) const {
     return base + C::barrier_offset + stage * 8;
   }
-  // Its readers, of the pair's other block too, are done.
+  // Consumers, of the pair's other block too, are done.
   __device__ __forceinline__ uint32_t Empty(int stage) const {
     return base + C::barrier_offset + (C::stages + stage) * 8;
   }

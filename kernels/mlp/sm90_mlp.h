@@ -44,17 +44,13 @@ class Sm90Mlp final : public ExpertMlp {
   Sm90Mlp(const MlpConfig& config, CudaDevice& device, const Sm90Options& options)
       : config_(config), device_(device), options_(options) {}
 
-  sm90::Plan PlanOf(sm90::Product product, int64_t sums, const ExpertSegments& segments) const;
+  sm90::Plan PlanOf(sm90::Product product, const ExpertSegments& segments) const;
   // Runs a product for every table of experts.
   absl::Status Run(sm90::Product product, const sm90::GemmParams& product_params,
                    const ExpertSegments& segments);
-  // Of padding that the tiles of both products do not reach; sums as PlanFor takes them.
-  struct Cut {
-    sm90::Product product;
-    int64_t sums;
-  };
-  absl::Status ZeroPads(const ExpertSegments& segments, const Cut& inner, void* wide_inner,
-                        const Cut& outer, void* hidden);
+  // Of padding that the tiles of either product do not reach.
+  absl::Status ZeroPads(const ExpertSegments& segments, sm90::Product inner, void* wide_inner,
+                        sm90::Product outer, void* hidden);
   absl::Status RowDots(const MlpDgradArgs& args);
   absl::Status GradWeights(const ExpertSegments& segments, const void* left, int64_t left_columns,
                            const void* right, int64_t right_columns, float* gradient);

@@ -29,8 +29,8 @@ absl::StatusOr<std::unique_ptr<Sm90Mlp>> Sm90Mlp::Create(const MlpConfig& config
   return made;
 }
 
-Plan Sm90Mlp::PlanOf(Product product, int64_t sums, const ExpertSegments& segments) const {
-  const Plan plan = sm90::PlanFor(product, sums, segments);
+Plan Sm90Mlp::PlanOf(Product product, const ExpertSegments& segments) const {
+  const Plan plan = sm90::PlanFor(product, segments);
   if (!options_.kind.has_value() || !sm90::HasKind(product, *options_.kind)) return plan;
   return {.kind = *options_.kind, .cluster = *options_.kind == sm90::TileKind::kNarrow ? 1 : 2};
 }
@@ -38,7 +38,7 @@ Plan Sm90Mlp::PlanOf(Product product, int64_t sums, const ExpertSegments& segmen
 absl::Status Sm90Mlp::Run(Product product, const GemmParams& product_params,
                           const ExpertSegments& segments) {
   GemmParams params = product_params;
-  const Plan plan = PlanOf(product, params.sums, segments);
+  const Plan plan = PlanOf(product, segments);
   params.grid.tile_rows = sm90::RowsOf(plan.kind);
   params.grid.cluster = plan.cluster;
   if (product == Product::kGradWeights) {
@@ -58,10 +58,10 @@ absl::Status Sm90Mlp::Run(Product product, const GemmParams& product_params,
   return absl::OkStatus();
 }
 
-absl::Status Sm90Mlp::ZeroPads(const ExpertSegments& segments, const Cut& inner, void* wide_inner,
-                               const Cut& outer, void* hidden) {
-  const int tile_rows = std::min(sm90::RowsOf(PlanOf(inner.product, inner.sums, segments).kind),
-                                 sm90::RowsOf(PlanOf(outer.product, outer.sums, segments).kind));
+absl::Status Sm90Mlp::ZeroPads(const ExpertSegments& segments, Product inner, void* wide_inner,
+                               Product outer, void* hidden) {
+  const int tile_rows = std::min(sm90::RowsOf(PlanOf(inner, segments).kind),
+                                 sm90::RowsOf(PlanOf(outer, segments).kind));
   const auto bytes = static_cast<int64_t>(DTypeSize(config_.token_dtype));
   ZeroPadsParams params;
   params.matrix[0] = hidden;
@@ -124,8 +124,7 @@ absl::Status Sm90Mlp::Forward(const MlpForwardArgs& args) {
   outer.bias = config_.down_bias ? weights.down_bias : nullptr;
   outer.factors = factors;
   RETURN_IF_ERROR(Run(Product::kOuter, outer, args.segments));
-  return ZeroPads(args.segments, {Product::kInner, inner.sums}, args.h,
-                  {Product::kOuter, outer.sums}, args.z);
+  return ZeroPads(args.segments, Product::kInner, args.h, Product::kOuter, args.z);
 }
 
 absl::Status Sm90Mlp::Dgrad(const MlpDgradArgs& args) {
@@ -167,8 +166,8 @@ absl::Status Sm90Mlp::Dgrad(const MlpDgradArgs& args) {
   tokens.rows = args.grad_recv_x;
   RETURN_IF_ERROR(Run(Product::kGradTokens, tokens, args.segments));
   RETURN_IF_ERROR(RowDots(args));
-  return ZeroPads(args.segments, {Product::kGradInner, inner.sums}, args.grad_h,
-                  {Product::kGradTokens, tokens.sums}, args.grad_recv_x);
+  return ZeroPads(args.segments, Product::kGradInner, args.grad_h, Product::kGradTokens,
+                  args.grad_recv_x);
 }
 
 absl::Status Sm90Mlp::RowDots(const MlpDgradArgs& args) {

@@ -8,9 +8,6 @@ cudaError_t StartOuter(const GemmLaunch& launch, const GemmParams& params) {
   if (launch.kind == TileKind::kWide) {
     return StartKind<Product::kOuter, TileKind::kWide>(launch, params);
   }
-  if (launch.kind == TileKind::kTurns) {
-    return StartKind<Product::kOuter, TileKind::kTurns>(launch, params);
-  }
   if (launch.kind == TileKind::kNarrow) {
     return StartKind<Product::kOuter, TileKind::kNarrow>(launch, params);
   }

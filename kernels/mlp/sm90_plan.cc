@@ -13,8 +13,6 @@ namespace {
 constexpr int64_t kColumnMultiple = 8;
 // Below so many rows for an expert, reading its weights takes longer than multiplying.
 constexpr int64_t kFewRows = 64;
-// Up to so long sums, storing a tile takes a good part of the time that making it does.
-constexpr int64_t kShortSums = 1024;
 
 }  // namespace
 
@@ -45,29 +43,25 @@ bool CanServe(const ExpertSegments& segments, std::initializer_list<const void*>
 }
 
 std::string ToString(const Plan& plan) {
-  static constexpr const char* kNames[] = {"wide", "turns", "narrow"};
+  static constexpr const char* kNames[] = {"wide", "narrow"};
   return StrCat(kNames[static_cast<int>(plan.kind)], " ", RowsOf(plan.kind), "x", kTileColumns,
                 " cluster=", plan.cluster);
 }
 
 bool HasKind(Product product, TileKind kind) {
-  if (kind == TileKind::kWide) return true;
-  if (kind == TileKind::kTurns) return product != Product::kGradInner;
-  return product == Product::kInner || product == Product::kOuter;
+  return kind == TileKind::kWide || product == Product::kInner || product == Product::kOuter;
 }
 
-Plan PlanFor(Product product, int64_t sums, const ExpertSegments& segments) {
-  if (product == Product::kGradWeights) return {.kind = TileKind::kTurns};
-  if (product == Product::kGradInner) return {};
+Plan PlanFor(Product product, const ExpertSegments& segments) {
   int64_t rows = 0;
   int64_t busy = 0;
   for (int64_t count : *segments.counts) {
     rows += count;
     busy += count > 0 ? 1 : 0;
   }
-  const bool forward = product == Product::kInner || product == Product::kOuter;
-  if (forward && rows <= kFewRows * busy) return {.kind = TileKind::kNarrow, .cluster = 1};
-  if (sums <= kShortSums) return {.kind = TileKind::kTurns};
+  if (HasKind(product, TileKind::kNarrow) && rows <= kFewRows * busy) {
+    return {.kind = TileKind::kNarrow, .cluster = 1};
+  }
   return {};
 }
 

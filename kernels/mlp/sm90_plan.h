@@ -24,7 +24,6 @@ enum class Product : uint8_t {
 // How the two consumers of a block make tiles of 256 columns.
 enum class TileKind : uint8_t {
   kWide = 0,  // 128 rows, half of them each: the fewest bytes for each operation
-  kTurns,     // 64 rows, tiles by turns: one multiplies while the other stores its tile
   kNarrow     // 64 rows, half of the columns each: for experts with few rows
 };
 constexpr int RowsOf(TileKind kind) { return kind == TileKind::kWide ? 128 : 64; }
@@ -42,8 +41,7 @@ struct Plan {
 };
 std::string ToString(const Plan& plan);
 bool HasKind(Product product, TileKind kind);
-// `sums`: the length of the product's sums; of kGradWeights unused.
-Plan PlanFor(Product product, int64_t sums, const ExpertSegments& segments);
+Plan PlanFor(Product product, const ExpertSegments& segments);
 
 // The experts in tables of at most kMostExperts.
 std::vector<ExpertTable> MakeTables(const ExpertSegments& segments);

@@ -85,11 +85,6 @@ template <int kThreads>
 __device__ __forceinline__ void NamedSync(int name) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "n"(kThreads) : "memory");
 }
-template <int kThreads>
-__device__ __forceinline__ void NamedArrive(int name) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(name), "n"(kThreads) : "memory");
-}
-
 template <int kRegisters>
 __device__ __forceinline__ void GiveRegisters() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

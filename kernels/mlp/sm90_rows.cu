@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kBlock = 256;
 constexpr int kWide = 8;
+constexpr int64_t kMostBlocks = 2048;  // then each makes several pieces
 
 template <typename T, Activation kind>
 __global__ void __launch_bounds__(kBlock) WeightedInnerKernel(WeightedInnerParams p) {
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(kBlock) WeightedInnerKernel(WeightedInnerParam
 template <typename T>
 cudaError_t WeightedInner(const WeightedInnerParams& p, cudaStream_t stream) {
   const int64_t blocks = (p.rows * (p.inner / kWide) + kBlock - 1) / kBlock;
-  const dim3 grid(static_cast<unsigned>(std::min<int64_t>(blocks, 132 * 16)));
+  const dim3 grid(static_cast<unsigned>(std::min(blocks, kMostBlocks)));
   switch (p.activation) {
     case Activation::kSilu:
       WeightedInnerKernel<T, Activation::kSilu><<<grid, kBlock, 0, stream>>>(p);

@@ -50,6 +50,9 @@ absl::Status Cell::Allocate() {
     padded_.push_back((count + kAlignment - 1) / kAlignment * kAlignment);
     total_ += padded_.back();
   }
+  RETURN_IF_ERROR(CudaStatus(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount,
+                                                    static_cast<int>(device_.facts().ordinal)),
+                             "reading the number of multiprocessors"));
   const auto root = [](int64_t n) { return 1.0f / std::sqrt(static_cast<float>(n)); };
   const int64_t weights = shape_.experts * shape_.sums * shape_.columns;
   ASSIGN_OR_RETURN(x_, RandomArray::Create(device_, total_ * shape_.sums, 1.0f, 1));
@@ -92,23 +95,25 @@ absl::Status Cell::Fill(Direction direction, sm90::GemmParams& params) const {
   return absl::OkStatus();
 }
 
-absl::Status Cell::Run(Direction direction, const sm90::Plan& plan) {
+absl::Status Cell::Run(Direction direction) {
   static constexpr sm90::Product kProducts[] = {sm90::Product::kOuter, sm90::Product::kGradTokens,
                                                 sm90::Product::kGradWeights};
   sm90::GemmParams params;
   RETURN_IF_ERROR(Fill(direction, params));
+  const sm90::Product product = kProducts[static_cast<int>(direction)];
+  const ExpertSegments segments = {&counts_, &padded_, total_};
+  const sm90::Plan plan = sm90::PlanFor(product, segments);
   params.grid.tile_rows = sm90::RowsOf(plan.kind);
   if (direction == Direction::kWgrad) {
     params.grid.fixed_rows = sm90::CeilDiv(params.sums, params.grid.tile_rows);
   }
-  params.probe = probe;
   params.grid.cluster = plan.cluster;
-  for (const sm90::ExpertTable& table : sm90::MakeTables({&counts_, &padded_, total_})) {
+  for (const sm90::ExpertTable& table : sm90::MakeTables(segments)) {
     params.table = table;
-    RETURN_IF_ERROR(CudaStatus(sm90::LaunchGemm({.product = kProducts[static_cast<int>(direction)],
+    RETURN_IF_ERROR(CudaStatus(sm90::LaunchGemm({.product = product,
                                                  .kind = plan.kind,
                                                  .token = DType::kBF16,
-                                                 .sms = 132,
+                                                 .sms = sms_,
                                                  .stream = device_.stream()},
                                                 params),
                                "grouped product"));
@@ -167,7 +172,7 @@ absl::StatusOr<bool> Cell::CheckElement(Direction direction, int64_t expert, int
   return std::abs(static_cast<double>(got) - sum) <= bound;
 }
 
-absl::StatusOr<bool> Cell::Check(Direction direction, const sm90::Plan& plan) {
+absl::StatusOr<bool> Cell::Check(Direction direction) {
   for (DeviceBuffer* buffer : {&out_, &grad_x_}) {
     RETURN_IF_ERROR(
         CudaStatus(cudaMemsetAsync(buffer->data(), 0xFF, static_cast<size_t>(buffer->size()),
@@ -175,7 +180,7 @@ absl::StatusOr<bool> Cell::Check(Direction direction, const sm90::Plan& plan) {
                    "poisoning"));
   }
   RETURN_IF_ERROR(device_.Zero(grad_w_.data(), grad_w_.size()));
-  RETURN_IF_ERROR(Run(direction, plan));
+  RETURN_IF_ERROR(Run(direction));
   RETURN_IF_ERROR(device_.Drain());
   std::mt19937_64 rng(7);
   const auto below = [&rng](int64_t limit) {

@@ -36,14 +36,12 @@ class Cell {
                                                       std::vector<int64_t> counts);
 
   // out = x W; grad_x = g W^T; dW += x^T g. Queued.
-  absl::Status Run(Direction direction, const sm90::Plan& plan);
+  absl::Status Run(Direction direction);
   // The same as one dense product of all rows with one expert's matrix, by cuBLASLt.
   absl::Status RunDense(Direction direction);
   // Sampled elements against f64, on fresh outputs.
-  absl::StatusOr<bool> Check(Direction direction, const sm90::Plan& plan);
+  absl::StatusOr<bool> Check(Direction direction);
   double Flops() const;
-
-  int probe = 0;
 
  private:
   Cell(CudaDevice& device, const Shape& shape, std::vector<int64_t> counts)
@@ -59,6 +57,7 @@ class Cell {
   std::vector<int64_t> padded_;
   std::vector<int64_t> begins_;
   int64_t total_ = 0;
+  int sms_ = 0;
   RandomArray x_, g_, w_;
   DeviceBuffer out_, grad_x_, grad_w_;
   std::unique_ptr<CublasMatmul> dense_;

@@ -16,7 +16,6 @@
 
 ABSL_FLAG(int, iterations, 30, "timed repetitions");
 ABSL_FLAG(int, cells, 99, "only the first so many shapes");
-ABSL_FLAG(bool, sweep, false, "several plans of each cell");
 
 namespace expertd::bench {
 namespace {
@@ -28,21 +27,20 @@ const Shape kShapes[] = {
     {8, 16384, 4096, 14336}, {64, 65536, 1536, 2048},
 };
 
-absl::Status Print(CudaDevice& device, Cell& cell, Direction direction, const sm90::Plan& plan,
-                   const std::string& title) {
-  ASSIGN_OR_RETURN(const bool right, cell.Check(direction, plan));
-  if (!right && cell.probe == 0) {
-    std::printf("%s %s WRONG\n", title.c_str(), sm90::ToString(plan).c_str());
+absl::Status Print(CudaDevice& device, Cell& cell, Direction direction, const std::string& title) {
+  ASSIGN_OR_RETURN(const bool right, cell.Check(direction));
+  if (!right) {
+    std::printf("%-32s WRONG\n", title.c_str());
     return absl::OkStatus();
   }
   const int iterations = absl::GetFlag(FLAGS_iterations);
   ASSIGN_OR_RETURN(const Medians micros,
                    MedianMicros(
-                       device, iterations, [&] { return cell.Run(direction, plan); },
+                       device, iterations, [&] { return cell.Run(direction); },
                        [&] { return cell.RunDense(direction); }));
-  std::printf("%s %s p%d %.0f us %.0f dense %.0f\n", title.c_str(), sm90::ToString(plan).c_str(),
-              cell.probe, micros.first, cell.Flops() / micros.first / 1e6,
-              cell.Flops() / micros.second / 1e6);
+  std::printf("%-32s %8.0f us  %4.0f TFLOP/s  dense %4.0f TFLOP/s  ratio %.3f\n", title.c_str(),
+              micros.first, cell.Flops() / micros.first / 1e6, cell.Flops() / micros.second / 1e6,
+              micros.second / micros.first);
   std::fflush(stdout);
   return absl::OkStatus();
 }
@@ -50,7 +48,6 @@ absl::Status Print(CudaDevice& device, Cell& cell, Direction direction, const sm
 absl::Status RunAll() {
   ASSIGN_OR_RETURN(std::unique_ptr<Device> made, CreateDevice("cuda:0"));
   auto& device = static_cast<CudaDevice&>(*made);
-  const std::vector<sm90::Plan> plans = {{}, {.kind = sm90::TileKind::kTurns}};
   int left = absl::GetFlag(FLAGS_cells);
   for (const Shape& shape : kShapes) {
     if (left-- <= 0) break;
@@ -58,19 +55,12 @@ absl::Status RunAll() {
         StrCat("E", shape.experts, " ", shape.rows, "x", shape.columns, "x", shape.sums, " ");
     ASSIGN_OR_RETURN(auto even, Cell::Create(device, shape, EvenCounts(shape)));
     for (const Direction direction : {Direction::kForward, Direction::kDgrad, Direction::kWgrad}) {
-      for (const sm90::Plan& plan : plans) {
-        for (int probe = 0;
-             probe < (direction == Direction::kWgrad && absl::GetFlag(FLAGS_sweep) ? 3 : 1);
-             ++probe) {
-          even->probe = probe;
-          RETURN_IF_ERROR(Print(device, *even, direction, plan,
-                                title + kDirectionNames[static_cast<int>(direction)]));
-        }
-      }
+      RETURN_IF_ERROR(
+          Print(device, *even, direction, title + kDirectionNames[static_cast<int>(direction)]));
     }
     even.reset();
     ASSIGN_OR_RETURN(auto skewed, Cell::Create(device, shape, SkewedCounts(shape, 5)));
-    RETURN_IF_ERROR(Print(device, *skewed, Direction::kForward, {}, title + "skewed"));
+    RETURN_IF_ERROR(Print(device, *skewed, Direction::kForward, title + "skewed"));
   }
   return absl::OkStatus();
 }
