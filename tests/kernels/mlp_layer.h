@@ -184,6 +184,12 @@ inline std::vector<Case> Cases() {
        1},
       {"unaligned", Config(Activation::kSilu, Weighting::kLate, false, kF32, kF32), mixed, 1},
   };
+  // More experts than one launch of any implementation takes.
+  Case many = {
+      "many_experts", Config(Activation::kSilu, Weighting::kEarly, true, kBF16, kBF16, 16, 8), {}};
+  many.config.local_experts = 300;
+  for (int64_t j = 0; j < many.config.local_experts; ++j) many.counts.push_back(j % 4);
+  cases.push_back(many);
   return cases;
 }
 
