@@ -39,6 +39,7 @@ class Sm90Mlp final : public ExpertMlp {
   absl::Status Forward(const MlpForwardArgs& args) override;
   absl::Status Dgrad(const MlpDgradArgs& args) override;
   absl::Status Wgrad(const MlpWgradArgs& args) override;
+  std::vector<int64_t> WarmRows(int64_t max_rows) const override;
 
  private:
   Sm90Mlp(const MlpConfig& config, CudaDevice& device, const Sm90Options& options)

@@ -83,6 +83,16 @@ absl::Status Sm90Mlp::ZeroPads(const ExpertSegments& segments, Product inner, vo
   return flush();
 }
 
+std::vector<int64_t> Sm90Mlp::WarmRows(int64_t max_rows) const {
+  if (!served_) return fallback_->WarmRows(max_rows);
+  std::vector<int64_t> rows;  // one of each kind of tile
+  for (const sm90::TileKind kind : {sm90::TileKind::kNarrow, sm90::TileKind::kWide}) {
+    if (sm90::RowsOf(kind) <= max_rows) rows.push_back(sm90::RowsOf(kind));
+  }
+  if (rows.empty() && max_rows > 0) rows.push_back(max_rows);
+  return rows;
+}
+
 absl::Status Sm90Mlp::Forward(const MlpForwardArgs& args) {
   const MlpWeights& weights = args.weights;
   if (!served_ ||

@@ -60,11 +60,21 @@ void PeerBoard::End(const absl::Status& reason) {
 }
 
 absl::Status PeerBoard::CheckLocked(const PeerRecord& record) const {
-  if (!open_ || record.epoch != epoch_ || record.group_id != group_id_) {
+  const auto stale = [&](auto... text) {
     return Error(Reason::kEpochStale)
-        .Text("epoch is not current here: got ", record.epoch, ", need ", epoch_)
+        .Text(text...)
         .With("epoch", record.epoch)
         .With("current_epoch", epoch_);
+  };
+  if (record.epoch != epoch_) {
+    return stale("epoch is not current here: got ", record.epoch, ", need ", epoch_);
+  }
+  if (record.group_id != group_id_) {
+    return stale("epoch ", epoch_, " is another group's here: got ", record.group_id, ", need ",
+                 group_id_);
+  }
+  if (!open_) {
+    return stale("epoch ", epoch_, " has ended here: ", StdView(end_reason_.message()));
   }
   if (record.from_rank < 0 || record.from_rank >= world_ || record.from_rank == rank_ ||
       record.proof != ProofOf(record, bootstrap_id_)) {
