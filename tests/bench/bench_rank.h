@@ -25,6 +25,7 @@ struct RankOptions {
   int64_t comm_sms = 0;  // 0: automatic
   int64_t rank = 0;
   int64_t world = 1;
+  int64_t comm_sms = 0;
   uint64_t seed = 1;
 };
 
@@ -38,6 +39,11 @@ class BenchRank {
 
   // The timed operations; collective, in any order after Prepare. Each waits for the device.
   absl::Status Prepare();
+  // `count` of them, one queued behind the other; only the last is waited for.
+  absl::Status PrepareBurst(int count);
+  absl::Status DispatchBurst(int count);
+  absl::Status CombineBurst(int count);
+  absl::Status RoundTripBurst(int count);  // each prepares, dispatches and combines
   absl::Status Dispatch();
   absl::Status Experts();
   absl::Status Combine();
@@ -63,6 +69,9 @@ class BenchRank {
   absl::Status Allocate(const Routing& routing);
   absl::Status FillRandom(DeviceBuffer& buffer, int64_t count, float scale, uint64_t seed);
   absl::Status WaitForDevice();
+  absl::Status QueuePrepare();
+  absl::Status QueueDispatch();
+  absl::Status QueueCombine();
   OpContext NextContext();
   ExpertSegments Segments() const;
   Matrix Rows(DeviceBuffer& buffer, int64_t rows, int64_t cols) const;
