@@ -107,7 +107,6 @@ class LsaEp final : public EpBackend, private WaitGuard {
   CudaDevice& device_;
   EpCapabilities capabilities_;
   uint64_t epoch_ = 0;
-  int64_t multiprocessors_ = 1;
   WindowLayout layout_;
   std::unique_ptr<LsaWindow> window_;  // null after Abort
   PinnedHandle pinned_words_;

@@ -59,12 +59,6 @@ absl::Status LsaEp::Open(const EpBootstrap& bootstrap) {
   capabilities_.max_world = kLsaMaxWorld;
   epoch_ = bootstrap.epoch;
   RETURN_IF_ERROR(device_.MakeCurrent());
-  int multiprocessors = 0;
-  RETURN_IF_ERROR(
-      CudaStatus(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
-                                        static_cast<int>(device_.facts().ordinal)),
-                 "asking for the number of multiprocessors"));
-  multiprocessors_ = multiprocessors;
   ASSIGN_OR_RETURN(
       layout_,
       PlanWindow({.ranks = config_.world,

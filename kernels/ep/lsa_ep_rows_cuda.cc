@@ -51,7 +51,7 @@ LsaWork LsaEp::WorkOf(const LsaHandle& handle, int64_t row_bytes) const {
   return {.tokens = handle.routes.most_tokens,
           .row_bytes = row_bytes,
           .world = config_.world,
-          .multiprocessors = multiprocessors_,
+          .multiprocessors = device_.facts().multiprocessors,
           .budget = config_.comm_sm_count};
 }
 

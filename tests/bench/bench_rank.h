@@ -25,7 +25,6 @@ struct RankOptions {
   int64_t comm_sms = 0;  // 0: automatic
   int64_t rank = 0;
   int64_t world = 1;
-  int64_t comm_sms = 0;
   uint64_t seed = 1;
 };
 

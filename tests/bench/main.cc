@@ -46,7 +46,6 @@ ABSL_FLAG(int, burst, 0,
           "also time this many operations queued one behind the other, the host's wait shared by "
           "them: rows *_burst, time of one; 0: none");
 ABSL_FLAG(bool, layers, true, "time what needs experts too: experts, forward, forward_backward");
-ABSL_FLAG(int, comm_sms, 0, "multiprocessors that communication may use; 0: the backend's choice");
 ABSL_FLAG(bool, json, false, "rows as JSON; otherwise a table");
 ABSL_FLAG(int, cpu_threads, 1, "threads of one rank's matrix products on the CPU");
 ABSL_FLAG(double, wire_gbps, 0, "ceiling of one link, one way; 0: measured by memcpy on cpu");
@@ -290,7 +289,6 @@ absl::Status RunAll() {
   options.world = absl::GetFlag(FLAGS_world);
   options.comm_sms = absl::GetFlag(FLAGS_comm_sms);
   options.alignment = absl::GetFlag(FLAGS_alignment);
-  options.comm_sms = absl::GetFlag(FLAGS_comm_sms);
   if (options.alignment == 0) options.alignment = gpu ? 128 : 1;
   ASSIGN_OR_RETURN(options.dtype, ParseDType(absl::GetFlag(FLAGS_dtype)));
   ASSIGN_OR_RETURN(const std::vector<Workload> workloads, ChosenWorkloads(gpu));
