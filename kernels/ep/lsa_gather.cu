@@ -14,7 +14,8 @@ __device__ void PushPartials(const LsaOp& op, const LsaGatherParams& p, const T&
   const RowParts parts = GatherParts(op.layout);
   const LsaRoutes& routes = p.routes;
   RankSet open;
-  const bool stopped_before = Stopped(op);  // no flag may say that this operation goes well then
+  // No flag may say that this operation goes well when its sequence has stopped before.
+  if (team.Agree([&] { return Stopped(op); })) return;
   for (int t = share.first; t < routes.most_tokens; t += share.step) {
     for (int step = 1; step < op.world; ++step) {
       const int target = (op.rank + step) % op.world;
@@ -23,7 +24,6 @@ __device__ void PushPartials(const LsaOp& op, const LsaGatherParams& p, const T&
           routes.slots + (target * op.layout.rows + t) * static_cast<int64_t>(routes.top_k);
       const int count = Choose(p, team, slots, chosen);
       if (count == 0) continue;
-      if (stopped_before) return;
       if (!open.Has(target)) {
         if (!team.Agree([&] { return WaitGate(op, target); })) return;
         open.Add(target);

@@ -317,7 +317,8 @@ __global__ void __launch_bounds__(kThreads)
   Tile tile = {bits, ids, 0, 0, 0};
   int held = -1;
   if (blockIdx.x == 0) Arrive(op);
-  if (!Stopped(op)) SendAll(op, p);
+  // The threads of a block must agree: it may be stopping just now.
+  if (__syncthreads_or(static_cast<int>(Stopped(op))) == 0) SendAll(op, p);
   for (int item = blockIdx.x; item < items; item += gridDim.x) {
     const int32_t bad = LoadTile(op, p, tiles, item, &tile);
     CountTile(p, tile, item, items, bad);

@@ -38,7 +38,8 @@ __device__ void PushRows(const LsaOp& op, const LsaScatterParams& p, const T& te
   const RowParts parts = ScatterParts(op.layout);
   const LsaRoutes& routes = p.routes;
   RankSet open;
-  const bool stopped_before = Stopped(op);  // no flag may say that this operation goes well then
+  // No flag may say that this operation goes well when its sequence has stopped before.
+  if (team.Agree([&] { return Stopped(op); })) return;
   for (int t = share.first; t < routes.tokens; t += share.step) {
     const RankSet targets =
         OwnersOf(routes.owner + static_cast<int64_t>(t) * routes.top_k, routes.top_k, op.rank);
@@ -48,7 +49,7 @@ __device__ void PushRows(const LsaOp& op, const LsaScatterParams& p, const T& te
       stopped = !team.Agree([&] { return WaitGate(op, rank); });
       open.Add(rank);
     });
-    if (stopped || stopped_before) return;
+    if (stopped) return;
     const V* from = static_cast<const V*>(p.rows) + static_cast<int64_t>(t) * pieces;
     targets.ForEach([&](int rank) {
       const RowPlace place(op, rank, op.rank, t);
