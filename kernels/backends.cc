@@ -155,8 +155,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateDevice(std::string_view spec) {
 
 std::vector<Support> ListEpBackends(const Device& device) {
   return {CpuOnly("loopback", device), CpuOnly("gloo", device),
-          GpuOnly("nccl", device, "an NVIDIA GPU and NCCL"),
-          Lsa(device)};
+          GpuOnly("nccl", device, "an NVIDIA GPU and NCCL"), Lsa(device)};
 }
 
 std::vector<Support> ListRecipes(const Device& device) {

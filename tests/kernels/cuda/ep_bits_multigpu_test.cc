@@ -57,22 +57,21 @@ Outputs RunStep(EpWorld& world, const Scenario& scenario, DType dtype) {
 }
 
 TEST(EpBits, SumsAreTheSameOnEveryBackend) {
-  const std::vector<Scenario> scenarios = {
-      {.name = "wide",
-       .experts_per_rank = 8,
-       .top_k = 8,
-       .alignment = 16,
-       .hidden = 520,
-       .tokens = {300, 270}},
-      {.name = "narrow_and_dropped",
-       .experts_per_rank = 3,
-       .top_k = 4,
-       .alignment = 4,
-       .hidden = 37,
-       .tokens = {40, 31},
-       .routes = Routes::kHoles,
-       .policy = CapacityPolicy::kDrop,
-       .capacity = 3 * 24}};
+  const std::vector<Scenario> scenarios = {{.name = "wide",
+                                            .experts_per_rank = 8,
+                                            .top_k = 8,
+                                            .alignment = 16,
+                                            .hidden = 520,
+                                            .tokens = {300, 270}},
+                                           {.name = "narrow_and_dropped",
+                                            .experts_per_rank = 3,
+                                            .top_k = 4,
+                                            .alignment = 4,
+                                            .hidden = 37,
+                                            .tokens = {40, 31},
+                                            .routes = Routes::kHoles,
+                                            .policy = CapacityPolicy::kDrop,
+                                            .capacity = 3 * 24}};
   for (const Scenario& scenario : scenarios) {
     const EpGroupConfig config = EpWorld::ConfigFor(scenario);
     EpWorld cpu("loopback", kWorld, config);

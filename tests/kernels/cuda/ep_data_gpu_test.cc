@@ -4,7 +4,8 @@
 namespace expertd::conformance {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Gpu, EpData, testing::Combine(testing::Values("nccl", "nccl_lsa"), testing::Values(1)),
+INSTANTIATE_TEST_SUITE_P(Gpu, EpData,
+                         testing::Combine(testing::Values("nccl", "nccl_lsa"), testing::Values(1)),
                          NameOf);
 
 }  // namespace

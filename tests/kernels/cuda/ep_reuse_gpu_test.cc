@@ -5,7 +5,8 @@ namespace expertd::conformance {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(Gpu, EpReuse,
-                         testing::Combine(testing::Values("nccl", "nccl_lsa"), testing::Values(1)), NameOf);
+                         testing::Combine(testing::Values("nccl", "nccl_lsa"), testing::Values(1)),
+                         NameOf);
 
 }  // namespace
 }  // namespace expertd::conformance

@@ -5,7 +5,8 @@ namespace expertd::conformance {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(MultiGpu, EpReuse,
-                         testing::Combine(testing::Values("nccl", "nccl_lsa"), testing::Values(2)), NameOf);
+                         testing::Combine(testing::Values("nccl", "nccl_lsa"), testing::Values(2)),
+                         NameOf);
 
 }  // namespace
 }  // namespace expertd::conformance
