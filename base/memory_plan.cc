@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/status_macros.h"
+#include "base/window_layout.h"
 
 namespace expertd {
 namespace {
@@ -83,6 +84,10 @@ absl::StatusOr<std::map<std::string, int64_t>> PlanGroup(const GroupSizes& group
   ASSIGN_OR_RETURN(plan["tokens_in"], (Size(group.max_tokens_per_rank) * row).Get("tokens_in"));
   plan["tokens_out"] = plan["tokens_in"];
   ASSIGN_OR_RETURN(plan["message"], MaxMessageBytes(group));
+  if (group.device_window) {
+    ASSIGN_OR_RETURN(const WindowLayout window, PlanWindow(group));
+    plan["device_window"] = window.bytes;
+  }
   return plan;
 }
 

@@ -26,6 +26,7 @@ struct GroupSizes {
   int64_t max_top_k = 0;            // K
   int64_t max_experts = 0;          // E
   int64_t token_bytes = 4;          // b of the widest token dtype
+  bool device_window = false;       // the backend is nccl_lsa: ranks write to each other's memory
 };
 
 // A layer's actual values.
@@ -54,7 +55,7 @@ absl::StatusOr<int64_t> RecvRows(const GroupSizes& group);
 absl::StatusOr<int64_t> MaxMessageBytes(const GroupSizes& group);
 
 // Named sizes in bytes of one rank: "recv_rows", "recv_tokens", "recv_weights", "expert_output",
-// "tokens_in", "tokens_out", "message".
+// "tokens_in", "tokens_out", "message"; with a window "device_window", that of window_layout.h.
 absl::StatusOr<std::map<std::string, int64_t>> PlanGroup(const GroupSizes& group);
 
 // Named sizes in bytes of one rank: "master_weights", "compute_weights", "gradients",

@@ -22,6 +22,7 @@
 #endif
 #if EXPERTD_WITH_CUDA
 #include "kernels/cuda/cuda_device.h"
+#include "kernels/ep/lsa_ep.h"
 #include "kernels/ep/nccl_ep.h"
 #include "kernels/mlp/cublaslt_mlp.h"
 #include "kernels/mlp/sm90_mlp.h"
@@ -40,8 +41,10 @@ CudaDevice& Cuda(Device& device) { return static_cast<CudaDevice&>(device); }
 absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int64_t ordinal) {
   return CudaDevice::Create(ordinal);
 }
-absl::StatusOr<std::unique_ptr<EpBackend>> MakeCudaEp(Device& device, const EpGroupConfig& config,
+absl::StatusOr<std::unique_ptr<EpBackend>> MakeCudaEp(std::string_view name, Device& device,
+                                                      const EpGroupConfig& config,
                                                       const EpBootstrap& bootstrap) {
+  if (name == "nccl_lsa") return LsaEp::Create(config, bootstrap, Cuda(device));
   return NcclEp::Create(config, bootstrap, Cuda(device));
 }
 absl::StatusOr<std::unique_ptr<ExpertMlp>> MakeCudaMlp(std::string_view name, Device& device,
@@ -65,8 +68,8 @@ absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int64_t ordinal) {
       .Text("device cuda:", ordinal, ": ", kNoCuda, "; need \"cpu\"")
       .With("device", StrCat("cuda:", ordinal));
 }
-absl::StatusOr<std::unique_ptr<EpBackend>> MakeCudaEp(Device&, const EpGroupConfig&,
-                                                      const EpBootstrap&) {
+absl::StatusOr<std::unique_ptr<EpBackend>> MakeCudaEp(std::string_view, Device&,
+                                                      const EpGroupConfig&, const EpBootstrap&) {
   return NoCuda();
 }
 absl::StatusOr<std::unique_ptr<ExpertMlp>> MakeCudaMlp(std::string_view, Device&,
@@ -116,9 +119,13 @@ Support GpuOnly(std::string_view name, const Device& device, std::string_view ne
   return IsCpu(device) ? Unsupported(name, StrCat("needs ", need, "; ", kNoCuda)) : Supported(name);
 }
 
-// On a GPU: what has no code yet.
-Support GpuLater(std::string_view name, const Device& device, std::string_view need) {
-  return IsCpu(device) ? GpuOnly(name, device, need) : Unsupported(name, "not available yet");
+// Whether the other ranks' GPUs are of the same NVLink domain only forming a group can tell.
+Support Lsa(const Device& device) {
+  Support lsa = GpuOnly("nccl_lsa", device, "NVIDIA GPUs of one NVLink domain and NCCL 2.28");
+  if (lsa.supported) {
+    lsa.reason = "for groups within one NVLink domain, up to 72 ranks; others use nccl";
+  }
+  return lsa;
 }
 
 // For GPUs of the given compute capabilities only.
@@ -184,8 +191,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateDevice(std::string_view spec) {
 
 std::vector<Support> ListEpBackends(const Device& device) {
   return {CpuOnly("loopback", device), CpuOnly("gloo", device),
-          GpuOnly("nccl", device, "an NVIDIA GPU and NCCL"),
-          GpuLater("nccl_lsa", device, "NVIDIA GPUs of one NVLink domain and NCCL 2.28")};
+          GpuOnly("nccl", device, "an NVIDIA GPU and NCCL"), Lsa(device)};
 }
 
 std::vector<Support> ListRecipes(const Device& device) {
@@ -209,7 +215,7 @@ absl::StatusOr<std::unique_ptr<EpBackend>> CreateEpBackend(std::string_view name
                                                            const EpGroupConfig& config,
                                                            const EpBootstrap& bootstrap) {
   RETURN_IF_ERROR(Require(ListEpBackends(device), "EP backend", name));
-  if (!IsCpu(device)) return MakeCudaEp(device, config, bootstrap);
+  if (!IsCpu(device)) return MakeCudaEp(name, device, config, bootstrap);
   std::unique_ptr<CpuTransport> transport;
   if (name == "loopback") {
     ASSIGN_OR_RETURN(transport, LoopbackTransport::Create(config, bootstrap));

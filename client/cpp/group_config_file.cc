@@ -84,6 +84,7 @@ GroupSizes SizesOf(const v1::GroupConfig& config, int64_t hosts) {
   sizes.max_experts = config.max_experts();
   const int64_t bytes = ElementBytes(config.max_token_dtype());
   sizes.token_bytes = bytes > 0 ? bytes : 4;
+  sizes.device_window = config.backend() == "nccl_lsa";
   return sizes;
 }
 

@@ -84,9 +84,15 @@ absl::Status CudaDevice::Guards::Check() {
   return absl::OkStatus();
 }
 
+absl::Status CudaDevice::Guards::Finished() {
+  for (WaitGuard* guard : all) RETURN_IF_ERROR(guard->Finished());
+  return absl::OkStatus();
+}
+
 absl::Status CudaDevice::Drain() {
   RETURN_IF_ERROR(Record(drained_, stream()));
-  return PollEvent(drained_, &guards_);
+  RETURN_IF_ERROR(PollEvent(drained_, &guards_));
+  return guards_.Finished();
 }
 
 void CudaDevice::FreePool() {
@@ -174,7 +180,7 @@ absl::Status CudaDevice::CopyToHost(void* host, const void* device, int64_t byte
     std::memcpy(static_cast<std::byte*>(host) + (piece - 1) * kStagingBytes, ready.memory.get(),
                 size_of(piece - 1));
   }
-  return absl::OkStatus();
+  return guards_.Finished();
 }
 
 absl::Status CudaDevice::CopyOnDevice(void* to, const void* from, int64_t bytes) {

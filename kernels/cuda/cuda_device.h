@@ -66,6 +66,7 @@ class CudaDevice final : public Device {
   // All guards as one.
   struct Guards final : public WaitGuard {
     absl::Status Check() override;
+    absl::Status Finished() override;
     std::vector<WaitGuard*> all;
   };
 

@@ -26,6 +26,8 @@ class WaitGuard {
   virtual ~WaitGuard() = default;
   // Called again and again, from the waiting thread, at least every millisecond.
   virtual absl::Status Check() = 0;
+  // Called when a wait for everything queued has ended: has that work gone well?
+  virtual absl::Status Finished() { return absl::OkStatus(); }
 };
 
 // Records `event` on `stream`.

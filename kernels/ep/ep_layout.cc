@@ -17,14 +17,13 @@ int64_t RoundUp(int64_t value, int64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
 
-// Rows that each local expert keeps at most.
+}  // namespace
+
 int64_t ExpertLimit(const EpLayoutConfig& config) {
   if (config.policy == CapacityPolicy::kRefuse) return std::numeric_limits<int64_t>::max();
   const int64_t local = config.experts / config.world;
   return config.capacity / (local * config.alignment) * config.alignment;
 }
-
-}  // namespace
 
 absl::Status ValidateIds(const RoutingView& routing, int64_t experts) {
   if (routing.ids_dtype != DType::kI32 && routing.ids_dtype != DType::kI64) {

@@ -42,6 +42,9 @@ struct EpLayoutConfig {
   CapacityPolicy policy = CapacityPolicy::kRefuse;
 };
 
+// Rows that each expert keeps at most: its first ones in slot order.
+int64_t ExpertLimit(const EpLayoutConfig& config);
+
 // Where everything lies on every rank.
 class EpLayout {
  public:

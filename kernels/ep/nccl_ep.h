@@ -95,7 +95,6 @@ class NcclEp final : public EpBackend, private WaitGuard {
 
   // Prepare.
   RouteShape ShapeOf(const PrepareArgs& args) const;
-  absl::Status CheckPrepare(const PrepareArgs& args) const;
   absl::Status ExchangeRecords(const PrepareArgs& args, const absl::Status& own);
   absl::Status JudgeRecords(const PrepareArgs& args, const absl::Status& own);
   absl::Status OwnIdError(const PrepareArgs& args);

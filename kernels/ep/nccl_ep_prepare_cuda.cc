@@ -1,14 +1,13 @@
 // NcclEp's Prepare: validation, exchange of counts, what all ranks conclude from them.
-#include <algorithm>
-#include <cstring>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "base/status_macros.h"
-#include "base/strings.h"
 #include "kernels/cuda/status.h"
 #include "kernels/ep/nccl_ep.h"
 #include "kernels/ep/route_kernels.h"
+#include "kernels/ep/route_record.h"
 
 namespace expertd {
 namespace {
@@ -16,29 +15,6 @@ namespace {
 constexpr int64_t kInt = sizeof(int32_t);
 
 int32_t Narrow(int64_t value) { return static_cast<int32_t>(value); }
-
-bool HasBadRoute(const int32_t* record) { return record[kRecordBadRoute] != kNoBadRoute; }
-
-// Why a rank's record says that its input is bad; kInternal when it does not.
-Reason RejectReason(const int32_t* record) {
-  if (record[kRecordReject] != 0) return static_cast<Reason>(record[kRecordReject] - 1);
-  if (!HasBadRoute(record)) return Reason::kInternal;
-  return record[kRecordBadRoute] % 2 == 1 ? Reason::kDuplicateExpert : Reason::kExpertIdRange;
-}
-
-absl::Status PeerRejected(int64_t rank, const int32_t* record) {
-  const Reason reason = RejectReason(record);
-  std::string where;
-  if (HasBadRoute(record)) {
-    const int32_t index = record[kRecordBadRoute] / 2;
-    const int32_t top_k = record[kRecordTopK];
-    where = StrCat(": topk_ids[", index / top_k, ",", index % top_k, "]");
-  }
-  return Error(Reason::kPeerRejected)
-      .Text("rank ", rank, " rejected its input: ", ReasonName(reason), where)
-      .With("rank", rank)
-      .With("peer_reason", ReasonName(reason));
-}
 
 }  // namespace
 
@@ -49,32 +25,6 @@ RouteShape NcclEp::ShapeOf(const PrepareArgs& args) const {
           .top_k = args.routing.top_k,
           .experts = args.expert_count,
           .world = config_.world};
-}
-
-absl::Status NcclEp::CheckPrepare(const PrepareArgs& args) const {
-  const RoutingView& routing = args.routing;
-  if (routing.ids_dtype != DType::kI32 && routing.ids_dtype != DType::kI64) {
-    return Error(Reason::kDtypeUnsupported)
-        .At("topk_ids.dtype",
-            StrCat("got ", DTypeName(routing.ids_dtype), ", need DTYPE_I32 or DTYPE_I64"));
-  }
-  if (routing.tokens > config_.max_tokens_per_rank) {
-    return Error(Reason::kTokensOverLimit)
-        .Text("tokens of rank ", config_.rank, ": got ", routing.tokens, ", need at most ",
-              config_.max_tokens_per_rank)
-        .With("tokens", routing.tokens)
-        .With("limit", config_.max_tokens_per_rank)
-        .With("flag", "max_tokens_per_rank");
-  }
-  if (routing.top_k < 1 || routing.top_k > config_.max_top_k) {
-    return Error(Reason::kShapeMismatch)
-        .Text("top_k: got ", routing.top_k, ", need 1 to ", config_.max_top_k);
-  }
-  if (args.alignment < 1 || (args.alignment & (args.alignment - 1)) != 0) {
-    return Error(Reason::kShapeMismatch)
-        .Text("alignment: got ", args.alignment, ", need a power of two");
-  }
-  return absl::OkStatus();
 }
 
 // Counts on the device, all ranks' records to the host: the one wait of a step's communication.
@@ -127,24 +77,10 @@ absl::Status NcclEp::OwnIdError(const PrepareArgs& args) {
 
 absl::Status NcclEp::JudgeRecords(const PrepareArgs& args, const absl::Status& own) {
   RETURN_IF_ERROR(own);
-  const int32_t* mine = RecordOf(config_.rank);
-  if (HasBadRoute(mine)) return OwnIdError(args);
-  for (int64_t rank = 0; rank < config_.world; ++rank) {
-    const int32_t* peer = RecordOf(rank);
-    if (std::equal(peer + kRecordExperts, peer + kRecordAlignment + 1, mine + kRecordExperts)) {
-      continue;
-    }
-    return Error(Reason::kSequenceConflict)
-        .Text("prepare differs: rank ", config_.rank, " has experts ", mine[kRecordExperts],
-              ", top_k ", mine[kRecordTopK], ", alignment ", mine[kRecordAlignment], "; rank ",
-              rank, " has ", peer[kRecordExperts], ", ", peer[kRecordTopK], ", ",
-              peer[kRecordAlignment]);
-  }
-  for (int64_t rank = 0; rank < config_.world; ++rank) {
-    const int32_t* peer = RecordOf(rank);
-    if (peer[kRecordReject] != 0 || HasBadRoute(peer)) return PeerRejected(rank, peer);
-  }
-  return absl::OkStatus();
+  if (HasBadRoute(RecordOf(config_.rank))) return OwnIdError(args);
+  std::vector<const int32_t*> records;
+  for (int64_t rank = 0; rank < config_.world; ++rank) records.push_back(RecordOf(rank));
+  return JudgePeers(records, config_.rank);
 }
 
 absl::StatusOr<std::unique_ptr<EpHandle>> NcclEp::Prepare(const OpContext& context,
@@ -157,7 +93,7 @@ absl::StatusOr<std::unique_ptr<EpHandle>> NcclEp::Prepare(const OpContext& conte
         .Text("experts: got ", args.expert_count, ", need a multiple of ", config_.world, " up to ",
               config_.max_experts);
   }
-  const absl::Status own = CheckPrepare(args);
+  const absl::Status own = CheckRouting(args, config_);
   RETURN_IF_ERROR(ExchangeRecords(args, own));
   RETURN_IF_ERROR(JudgeRecords(args, own));
   std::vector<int64_t> counts;

@@ -12,6 +12,8 @@
 
 #include <cstdint>
 
+#include "kernels/ep/route_record.h"
+
 namespace expertd {
 
 inline constexpr int64_t kRouteTile = 128;
@@ -21,17 +23,6 @@ inline constexpr int64_t kMaxRouteColumns = 12288;
 inline constexpr int64_t RouteTiles(int64_t tokens) {
   return (tokens + kRouteTile - 1) / kRouteTile;
 }
-
-// What a rank tells the others: a header, then counts [E], then wire rows [R].
-enum RouteRecord : int {
-  kRecordBadRoute,  // 2 * (t * K + k) of the first bad id, + 1 for a duplicate; kNoBadRoute: none
-  kRecordReject,
-  kRecordExperts,
-  kRecordTopK,
-  kRecordAlignment,
-  kRecordHeader = 8
-};
-inline constexpr int32_t kNoBadRoute = 0x7fffffff;
 
 struct RouteShape {
   const void* ids = nullptr;  // [T, K] i64 or i32

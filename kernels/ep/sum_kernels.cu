@@ -10,6 +10,7 @@
 namespace expertd {
 namespace {
 
+// Products and sums are rounded each by itself, as on the CPU: no fused operations.
 template <int N>
 struct Sum {
   float value[N] = {};
@@ -18,7 +19,7 @@ struct Sum {
   // The first addend is taken as it is: adding it to zero would turn -0 into 0.
   __device__ void Add(const float* addend) {
 #pragma unroll
-    for (int n = 0; n < N; ++n) value[n] = any ? value[n] + addend[n] : addend[n];
+    for (int n = 0; n < N; ++n) value[n] = any ? __fadd_rn(value[n], addend[n]) : addend[n];
     any = true;
   }
 };
@@ -44,7 +45,7 @@ __device__ Sum<N> SumSlots(const void* rows, const float* factors, const int32_t
     if (factors != nullptr) {
       const float factor = factors[slot];
 #pragma unroll
-      for (int n = 0; n < N; ++n) wide[n] *= factor;
+      for (int n = 0; n < N; ++n) wide[n] = __fmul_rn(wide[n], factor);
     }
     sum.Add(wide);
   }

@@ -229,6 +229,7 @@ GroupSizes SizesOf(const GroupConfig& config) {
   sizes.max_top_k = config.max_top_k;
   sizes.max_experts = config.max_experts;
   sizes.token_bytes = static_cast<int64_t>(DTypeSize(config.max_token_dtype));
+  sizes.device_window = config.backend == "nccl_lsa";
   return sizes;
 }
 

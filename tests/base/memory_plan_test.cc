@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/window_layout.h"
 
 namespace expertd {
 namespace {
@@ -155,6 +156,17 @@ TEST(MemoryPlanTest, EveryLayerSizeThatOverflowsIsConfigInvalid) {
   layer = Layer();
   layer.weight_bytes = kHuge;
   EXPECT_EQ(ReasonOf(PlanLayer(Group(), layer).status()), Reason::kConfigInvalid);
+}
+
+TEST(MemoryPlanTest, AWindowIsListedForBackendsThatHaveOne) {
+  GroupSizes group = Group();
+  EXPECT_EQ(PlanGroup(group)->count("device_window"), 0u);
+  group.device_window = true;
+  EXPECT_EQ(PlanGroup(group)->at("device_window"), PlanWindow(group)->bytes);
+  group.max_hidden = kHuge / 64;
+  group.max_recv_rows = 1;
+  group.token_bytes = 32;
+  EXPECT_EQ(ReasonOf(PlanGroup(group).status()), Reason::kConfigInvalid);
 }
 
 TEST(MemoryPlanTest, ZeroRanksIsNoDivisionByZero) {

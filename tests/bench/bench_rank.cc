@@ -149,19 +149,51 @@ Matrix BenchRank::Rows(DeviceBuffer& buffer, int64_t rows, int64_t cols) const {
   return {buffer.data(), options_.dtype, rows, cols};
 }
 
-absl::Status BenchRank::Prepare() {
+absl::Status BenchRank::QueuePrepare() {
   PrepareArgs args;
   args.routing = {ids_.data(), DType::kI64, workload_.tokens_per_rank, workload_.top_k};
   args.expert_count = workload_.experts_per_rank * options_.world;
   args.alignment = options_.alignment;
   ASSIGN_OR_RETURN(handle_, ep_->Prepare(NextContext(), args));
+  return absl::OkStatus();
+}
+
+absl::Status BenchRank::QueueDispatch() {
+  return ep_->Dispatch(
+      NextContext(), *handle_, Rows(tokens_, workload_.tokens_per_rank, workload_.hidden),
+      topk_weights_.as<float>(), Rows(recv_x_, capacity_, workload_.hidden), recv_w_.as<float>());
+}
+
+absl::Status BenchRank::QueueCombine() {
+  return ep_->Combine(NextContext(), *handle_, Rows(z_, capacity_, workload_.hidden),
+                      recv_w_.as<float>(), Rows(y_, workload_.tokens_per_rank, workload_.hidden));
+}
+
+absl::Status BenchRank::Prepare() { return PrepareBurst(1); }
+absl::Status BenchRank::Dispatch() { return DispatchBurst(1); }
+absl::Status BenchRank::Combine() { return CombineBurst(1); }
+
+absl::Status BenchRank::PrepareBurst(int count) {
+  for (int i = 0; i < count; ++i) RETURN_IF_ERROR(QueuePrepare());
   return WaitForDevice();
 }
 
-absl::Status BenchRank::Dispatch() {
-  RETURN_IF_ERROR(ep_->Dispatch(
-      NextContext(), *handle_, Rows(tokens_, workload_.tokens_per_rank, workload_.hidden),
-      topk_weights_.as<float>(), Rows(recv_x_, capacity_, workload_.hidden), recv_w_.as<float>()));
+absl::Status BenchRank::DispatchBurst(int count) {
+  for (int i = 0; i < count; ++i) RETURN_IF_ERROR(QueueDispatch());
+  return WaitForDevice();
+}
+
+absl::Status BenchRank::CombineBurst(int count) {
+  for (int i = 0; i < count; ++i) RETURN_IF_ERROR(QueueCombine());
+  return WaitForDevice();
+}
+
+absl::Status BenchRank::RoundTripBurst(int count) {
+  for (int i = 0; i < count; ++i) {
+    RETURN_IF_ERROR(QueuePrepare());
+    RETURN_IF_ERROR(QueueDispatch());
+    RETURN_IF_ERROR(QueueCombine());
+  }
   return WaitForDevice();
 }
 
@@ -174,13 +206,6 @@ absl::Status BenchRank::Experts() {
   args.h = h_.data();
   args.z = z_.data();
   RETURN_IF_ERROR(mlp_->Forward(args));
-  return WaitForDevice();
-}
-
-absl::Status BenchRank::Combine() {
-  RETURN_IF_ERROR(ep_->Combine(NextContext(), *handle_, Rows(z_, capacity_, workload_.hidden),
-                               recv_w_.as<float>(),
-                               Rows(y_, workload_.tokens_per_rank, workload_.hidden)));
   return WaitForDevice();
 }
 

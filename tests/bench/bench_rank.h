@@ -38,6 +38,11 @@ class BenchRank {
 
   // The timed operations; collective, in any order after Prepare. Each waits for the device.
   absl::Status Prepare();
+  // `count` of them, one queued behind the other; only the last is waited for.
+  absl::Status PrepareBurst(int count);
+  absl::Status DispatchBurst(int count);
+  absl::Status CombineBurst(int count);
+  absl::Status RoundTripBurst(int count);  // each prepares, dispatches and combines
   absl::Status Dispatch();
   absl::Status Experts();
   absl::Status Combine();
@@ -63,6 +68,9 @@ class BenchRank {
   absl::Status Allocate(const Routing& routing);
   absl::Status FillRandom(DeviceBuffer& buffer, int64_t count, float scale, uint64_t seed);
   absl::Status WaitForDevice();
+  absl::Status QueuePrepare();
+  absl::Status QueueDispatch();
+  absl::Status QueueCombine();
   OpContext NextContext();
   ExpertSegments Segments() const;
   Matrix Rows(DeviceBuffer& buffer, int64_t rows, int64_t cols) const;

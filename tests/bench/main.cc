@@ -5,6 +5,7 @@
 // time per operation including the wait for the device, the slowest rank of each iteration.
 #include <unistd.h>
 
+#include <algorithm>
 #include <barrier>
 #include <chrono>
 #include <cstdio>
@@ -41,6 +42,10 @@ ABSL_FLAG(std::string, workloads, "", "comma-separated names; empty: those of th
 ABSL_FLAG(int, iterations, 30, "timed repetitions");
 ABSL_FLAG(int, warmup, 5, "repetitions before them");
 ABSL_FLAG(bool, backward, true, "time forward_backward too");
+ABSL_FLAG(int, burst, 0,
+          "also time this many operations queued one behind the other, the host's wait shared by "
+          "them: rows *_burst, time of one; 0: none");
+ABSL_FLAG(bool, layers, true, "time what needs experts too: experts, forward, forward_backward");
 ABSL_FLAG(bool, json, false, "rows as JSON; otherwise a table");
 ABSL_FLAG(int, cpu_threads, 1, "threads of one rank's matrix products on the CPU");
 ABSL_FLAG(double, wire_gbps, 0, "ceiling of one link, one way; 0: measured by memcpy on cpu");
@@ -190,11 +195,14 @@ class Benchmark {
         {"experts", &BenchRank::Experts},
         {"combine", &BenchRank::Combine},
         {"forward", &BenchRank::Forward}};
+    const bool layers = absl::GetFlag(FLAGS_layers);
     for (const auto& [op, method] : operations) {
+      if (!layers && (op == "experts" || op == "forward")) continue;
       RETURN_IF_ERROR(Measure(row, op, traffic,
                               [&, m = method](size_t rank) { return (ranks[rank].get()->*m)(); }));
     }
-    if (!absl::GetFlag(FLAGS_backward)) return absl::OkStatus();
+    RETURN_IF_ERROR(MeasureBursts(row, traffic, ranks));
+    if (!absl::GetFlag(FLAGS_backward) || !layers) return absl::OkStatus();
     return Measure(row, "forward_backward", traffic, [&](size_t rank) -> absl::Status {
       RETURN_IF_ERROR(ranks[rank]->Forward());
       return ranks[rank]->Backward();
@@ -202,6 +210,23 @@ class Benchmark {
   }
 
  private:
+  absl::Status MeasureBursts(const Row& row, const Traffic& traffic,
+                             const std::vector<std::unique_ptr<BenchRank>>& ranks) {
+    const int count = absl::GetFlag(FLAGS_burst);
+    if (count == 0) return absl::OkStatus();
+    const std::vector<std::pair<std::string, absl::Status (BenchRank::*)(int)>> bursts = {
+        {"prepare", &BenchRank::PrepareBurst},
+        {"dispatch", &BenchRank::DispatchBurst},
+        {"combine", &BenchRank::CombineBurst},
+        {"round_trip", &BenchRank::RoundTripBurst}};
+    for (const auto& [op, method] : bursts) {
+      RETURN_IF_ERROR(Measure(
+          row, op, traffic, [&, m = method](size_t rank) { return (ranks[rank].get()->*m)(count); },
+          count));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status Form(const Workload& workload, const std::vector<Routing>& routing,
                     std::vector<std::unique_ptr<BenchRank>>& ranks) {
     testing::GatherBoard board(world_);
@@ -224,11 +249,12 @@ class Benchmark {
   }
 
   absl::Status Measure(Row row, const std::string& op, const Traffic& traffic,
-                       const RankFunction& work) {
-    row.op = op;
+                       const RankFunction& work, int burst = 0) {
+    row.op = burst == 0 ? op : StrCat(op, "_burst");
     row.work = WorkOf(op, row.workload, traffic, row.dtype);
     if (row.correct) {
       ASSIGN_OR_RETURN(row.samples_us, Time(world_, work));
+      for (double& sample : row.samples_us) sample /= std::max(burst, 1);
     }
     Print(row);
     return absl::OkStatus();
@@ -261,8 +287,8 @@ absl::Status RunAll() {
   if (options.backend.empty()) options.backend = gpu ? "nccl" : "loopback";
   options.mlp = absl::GetFlag(FLAGS_mlp);
   options.world = absl::GetFlag(FLAGS_world);
-  options.alignment = absl::GetFlag(FLAGS_alignment);
   options.comm_sms = absl::GetFlag(FLAGS_comm_sms);
+  options.alignment = absl::GetFlag(FLAGS_alignment);
   if (options.alignment == 0) options.alignment = gpu ? 128 : 1;
   ASSIGN_OR_RETURN(options.dtype, ParseDType(absl::GetFlag(FLAGS_dtype)));
   ASSIGN_OR_RETURN(const std::vector<Workload> workloads, ChosenWorkloads(gpu));

@@ -55,6 +55,9 @@ Work WorkOf(const std::string& op, const Workload& w, const Traffic& traffic, DT
   }
   // Dispatch reads each token once and writes each route's row; combine the reverse.
   if (op == "dispatch" || op == "combine") return {sent * row, (tokens + routes) * row, 0, 1};
+  if (op == "round_trip") {
+    return Sum(WorkOf("dispatch", w, traffic, dtype), WorkOf("combine", w, traffic, dtype));
+  }
   if (op == "experts") {
     // Rows in and out, h and u written and read once, weights read once.
     const double inner = 3 * static_cast<double>(w.intermediate) * element;

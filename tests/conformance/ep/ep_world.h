@@ -78,7 +78,7 @@ class EpWorld {
     ranks_.resize(static_cast<size_t>(world));
     Run([&](int64_t rank) {
       const auto index = static_cast<size_t>(rank);
-      auto device = CreateDevice(backend_ == "nccl" ? StrCat("cuda:", rank) : "cpu");
+      auto device = CreateDevice(backend_.starts_with("nccl") ? StrCat("cuda:", rank) : "cpu");
       ASSERT_TRUE(device.ok()) << device.status();
       devices_[index] = *std::move(device);
       EpGroupConfig config = base;

@@ -149,7 +149,7 @@ TEST(CudaBackends, AGpuListsWhatItServesAndWhyNot) {
     return std::string("not listed");
   };
   EXPECT_EQ(reason(ListEpBackends(*device), "nccl"), "supported");
-  EXPECT_EQ(reason(ListEpBackends(*device), "nccl_lsa"), "not available yet");
+  EXPECT_EQ(reason(ListEpBackends(*device), "nccl_lsa"), "supported");
   EXPECT_THAT(reason(ListEpBackends(*device), "gloo"), testing::HasSubstr("cpu"));
   EXPECT_EQ(reason(ListExpertMlps(*device), "cublaslt"), "supported");
   EXPECT_EQ(reason(ListExpertMlps(*device), "sm90"), "supported");

@@ -106,8 +106,10 @@ TEST(NcclFailure, APeerThatIsGoneEndsTheStepByItsDeadline) {
 }
 
 // Values tell where they come from: any mix-up of steps, buffers or ranks shows.
-TEST(NcclStress, HundredsOfStepsOfRandomSizeAndDelayStayInOrder) {
-  EpWorld world("nccl", 2);
+class EpStress : public testing::TestWithParam<std::string> {};
+
+TEST_P(EpStress, HundredsOfStepsOfRandomSizeAndDelayStayInOrder) {
+  EpWorld world(GetParam(), 2);
   std::mt19937 random(77);
   for (int step = 0; step < 300; ++step) {
     Scenario scenario = {
@@ -156,6 +158,9 @@ TEST(NcclStress, HundredsOfStepsOfRandomSizeAndDelayStayInOrder) {
     if (testing::Test::HasFatalFailure()) return;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(MultiGpu, EpStress, testing::Values("nccl", "nccl_lsa"),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace expertd::conformance

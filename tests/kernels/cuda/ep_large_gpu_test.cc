@@ -13,22 +13,25 @@ OpContext Next(uint64_t sequence) {
   return {.sequence = sequence, .deadline = Clock::Real().Now() + std::chrono::seconds(50)};
 }
 
-std::unique_ptr<EpBackend> MakeEp(Device& device, int64_t tokens, int64_t hidden, int64_t experts) {
+std::unique_ptr<EpBackend> MakeEp(const std::string& backend, Device& device, int64_t tokens,
+                                  int64_t hidden, int64_t experts) {
   const EpGroupConfig config = {.max_tokens_per_rank = tokens,
                                 .max_recv_rows = 8 * tokens,
                                 .max_hidden = hidden,
                                 .max_top_k = 8,
                                 .max_experts = experts};
-  auto made = CreateEpBackend("nccl", device, config, {});
+  auto made = CreateEpBackend(backend, device, config, {});
   EXPECT_TRUE(made.ok()) << made.status();
   return *std::move(made);
 }
 
+class EpLarge : public testing::TestWithParam<std::string> {};
+
 // 300 000 rows of 7168: each row is filled with a pattern of its token, spread and summed back.
-TEST(EpLarge, ThreeHundredThousandRowsOfSevenThousand) {
+TEST_P(EpLarge, ThreeHundredThousandRowsOfSevenThousand) {
   constexpr int64_t kTokens = 300000, kHidden = 7168, kExperts = 4, kTopK = 1;
   auto gpu = MakeGpu();
-  auto ep = MakeEp(*gpu, kTokens, kHidden, kExperts);
+  auto ep = MakeEp(GetParam(), *gpu, kTokens, kHidden, kExperts);
   std::vector<int32_t> ids;
   for (int64_t t = 0; t < kTokens; ++t) ids.push_back(static_cast<int32_t>(t * 7 % kExperts));
   const DeviceBuffer on_ids = Upload(*gpu, ids);
@@ -74,10 +77,12 @@ TEST(EpLarge, ThreeHundredThousandRowsOfSevenThousand) {
   }
 }
 
-TEST(EpSteady, StepsOfAKnownSizeAllocateNothing) {
+class EpSteady : public testing::TestWithParam<std::string> {};
+
+TEST_P(EpSteady, StepsOfAKnownSizeAllocateNothing) {
   constexpr int64_t kTokens = 500, kHidden = 64, kExperts = 8, kTopK = 2;
   auto gpu = MakeGpu();
-  auto ep = MakeEp(*gpu, kTokens, kHidden, kExperts);
+  auto ep = MakeEp(GetParam(), *gpu, kTokens, kHidden, kExperts);
   auto mlp = *CreateExpertMlp("", *gpu,
                               {.local_experts = kExperts, .hidden = kHidden, .intermediate = 32});
   const DeviceBuffer gate_up = Upload(*gpu, std::vector<uint16_t>(kExperts * kHidden * 64, 0));
@@ -117,6 +122,10 @@ TEST(EpSteady, StepsOfAKnownSizeAllocateNothing) {
   }
   EXPECT_EQ(gpu->block_allocations(), blocks);
 }
+
+const auto kBackends = testing::Values("nccl", "nccl_lsa");
+INSTANTIATE_TEST_SUITE_P(Gpu, EpLarge, kBackends, [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Gpu, EpSteady, kBackends, [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace expertd

@@ -10,8 +10,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <thread>
 
 #include "base/error.h"
@@ -19,6 +17,7 @@
 #include "kernels/backends.h"
 #include "tests/conformance/ep/ep_model.h"
 #include "tests/conformance/ep/staged_ep.h"
+#include "tests/kernels/cuda/file_exchange.h"
 
 namespace expertd::conformance {
 namespace {
@@ -28,37 +27,6 @@ constexpr char kRankVariable[] = "EXPERTD_TEST_RANK";
 constexpr char kFolderVariable[] = "EXPERTD_TEST_FOLDER";
 
 SteadyTime Soon(int seconds) { return Clock::Real().Now() + std::chrono::seconds(seconds); }
-
-class FileExchange final : public BootstrapExchange {
- public:
-  FileExchange(std::filesystem::path folder, int64_t rank)
-      : folder_(std::move(folder)), rank_(rank) {}
-
-  absl::StatusOr<std::vector<std::string>> AllGather(std::string_view stage, std::string_view blob,
-                                                     SteadyTime deadline) override {
-    std::string name(stage);
-    std::replace(name.begin(), name.end(), '/', '_');
-    const auto path = [&](int64_t rank) { return folder_ / StrCat(name, ".", rank); };
-    const std::filesystem::path part = folder_ / StrCat("part.", rank_);
-    std::ofstream(part, std::ios::binary)
-        .write(blob.data(), static_cast<std::streamsize>(blob.size()));
-    std::filesystem::rename(part, path(rank_));
-    std::vector<std::string> blobs;
-    for (int64_t rank = 0; rank < kWorld; ++rank) {
-      while (!std::filesystem::exists(path(rank))) {
-        if (Clock::Real().Now() > deadline) return Error(Reason::kStepTimeout).Text("no peer");
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));
-      }
-      std::ifstream file(path(rank), std::ios::binary);
-      blobs.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
-    }
-    return blobs;
-  }
-
- private:
-  const std::filesystem::path folder_;
-  const int64_t rank_;
-};
 
 // One rank's side of one scenario.
 class Rank {
@@ -170,7 +138,7 @@ TEST(NcclNetwork, DISABLED_Rank) {
   const int64_t rank = std::atoi(rank_text);
   auto device = CreateDevice("cuda:0");
   ASSERT_TRUE(device.ok()) << device.status();
-  FileExchange exchange(folder, rank);
+  FileExchange exchange(folder, rank, kWorld);
   const EpGroupConfig config = {.rank = rank,
                                 .world = kWorld,
                                 .max_tokens_per_rank = 4096,

@@ -1,11 +1,12 @@
-// EP conformance of one GPU: the suite of all backends, on nccl.
+// EP conformance of one GPU: the suite of all backends, on nccl and nccl_lsa.
 #include "tests/conformance/ep/ep_reuse_test.cc"  // NOLINT: the suite is the same
 
 namespace expertd::conformance {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(Gpu, EpReuse,
-                         testing::Combine(testing::Values("nccl"), testing::Values(1)), NameOf);
+                         testing::Combine(testing::Values("nccl", "nccl_lsa"), testing::Values(1)),
+                         NameOf);
 
 }  // namespace
 }  // namespace expertd::conformance
