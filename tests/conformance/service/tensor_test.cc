@@ -19,7 +19,7 @@ using reference::TestRandom;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kExperts = 24;  // divides among every world size of the suite
-constexpr int64_t kHidden = 10;
+constexpr int64_t kHidden = 12;   // rows of 48 bytes: GPUs want multiples of 16
 constexpr int64_t kTopK = 3;
 
 absl::Time Limit() { return absl::Now() + testing::kWait; }

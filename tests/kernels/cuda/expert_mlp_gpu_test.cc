@@ -1,5 +1,5 @@
 // The expert MLP's tests, the CPU's own, on the GPU implementation; and its waves.
-#include "tests/kernels/expert_mlp_test.cc"  // NOLINT: the suite is the same, only who runs differs
+#include "tests/kernels/expert_mlp_cases.h"
 
 #include "kernels/mlp/cublaslt_mlp.h"
 #include "kernels/mlp/row_waves.h"
