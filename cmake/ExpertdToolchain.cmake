@@ -11,8 +11,10 @@ if(NOT CMAKE_BUILD_TYPE)
 endif()
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g0 -DNDEBUG")
 set(CMAKE_CXX_FLAGS_DEBUG "-O0 -g1")
+set(CMAKE_CXX_FLAGS_MINSIZEREL "-Os -g0 -DNDEBUG -ffunction-sections -fdata-sections")
 set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -lineinfo -DNDEBUG")
 set(CMAKE_CUDA_FLAGS_DEBUG "-O1 -lineinfo")
+set(CMAKE_CUDA_FLAGS_MINSIZEREL "${CMAKE_CUDA_FLAGS_RELEASE}")  # the device is not the place to save
 
 # ccache, told that precompiled headers and __TIME__ do not matter, and to share results between
 # build folders and clones.
@@ -28,6 +30,7 @@ endif()
 find_program(EXPERTD_LLD ld.lld)
 if(EXPERTD_LLD)
   add_link_options($<HOST_LINK:-fuse-ld=lld>)
+  add_link_options($<$<CONFIG:MinSizeRel>:$<HOST_LINK:-Wl,--gc-sections,--icf=all>>)
 endif()
 
 if(EXPERTD_SANITIZE)

@@ -286,6 +286,7 @@ __device__ void WriteHeaders(const LsaOp& op, const LsaPrepareParams& p, int til
     record[kRecordTopK] = header.top_k;
     record[kRecordAlignment] = header.alignment;
     record[kRecordTokens] = header.tokens;
+    for (int spare = kRecordTokens + 1; spare < kRecordHeader; ++spare) record[spare] = 0;
   }
 }
 
