@@ -30,7 +30,7 @@ endif()
 find_program(EXPERTD_LLD ld.lld)
 if(EXPERTD_LLD)
   add_link_options($<HOST_LINK:-fuse-ld=lld>)
-  add_link_options($<$<CONFIG:MinSizeRel>:$<HOST_LINK:-Wl,--gc-sections,--icf=all>>)
+  add_link_options("$<$<CONFIG:MinSizeRel>:LINKER:--gc-sections;LINKER:--icf=all>")
 endif()
 
 if(EXPERTD_SANITIZE)
