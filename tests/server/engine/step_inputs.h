@@ -126,7 +126,7 @@ inline std::shared_ptr<LayerOp> MakeLayerOp(OpKind kind) {
 
 inline std::vector<float> Floats(const TensorOutput& tensor) {
   std::vector<float> values(tensor.data.size() / sizeof(float));
-  std::memcpy(values.data(), tensor.data.data(), tensor.data.size());
+  if (!values.empty()) std::memcpy(values.data(), tensor.data.data(), tensor.data.size());
   return values;
 }
 
