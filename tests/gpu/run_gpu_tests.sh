@@ -5,7 +5,7 @@
 #   --quick     fewer stress steps, no sanitizer
 #   --sanitize  only compute-sanitizer: memcheck, racecheck and initcheck on small shapes
 #   --only WORD only lines whose name contains WORD
-# Lines say PASS, FAIL or SKIP with the reason; whole outputs are in FOLDER (a new one in /tmp).
+# Lines say PASS, FAIL or SKIP with the reason; whole outputs are in FOLDER (a new temporary one).
 # Exit code 1 when anything failed, 2 when nothing ran. The libraries of CUDA and NCCL must be found
 # where the bundle does not bring them (LD_LIBRARY_PATH).
 set -uo pipefail
@@ -69,7 +69,7 @@ while (($#)); do
   esac
   shift
 done
-[[ -n "$logs" ]] || logs="$(mktemp -d /tmp/expertd_gpu_tests.XXXXXX)"
+[[ -n "$logs" ]] || logs="$(mktemp -d)"
 mkdir -p "$logs"
 export EXPERTD_BIN_DIR="$bin"
 # Multicast objects outlive a killed process on some hosts; nothing here needs them.
